@@ -53,9 +53,8 @@ def split(module: Any, weights: Collection[str], unsupported: Callable[[Any], st
         if node.op not in ("placeholder", "output"):
             reasons[node] = unsupported(node)
             found.operators += computes(node)
-    partitioner = CapabilityBasedPartitioner(module, _Known(reasons), allows_single_node_partition=True)
     chosen = []
-    for partition in partitioner.propose_partitions():
+    for partition in _proposed(module, reasons):
         nodes = _without_last_views(partition.nodes)
         if not _takes_inputs(nodes, weights):
             reasons.update(dict.fromkeys(nodes, "it depends on weights alone"))
@@ -75,6 +74,24 @@ def split(module: Any, weights: Collection[str], unsupported: Callable[[Any], st
         found.nodes[name] = inner
         found.weights[name] = frozenset(mine.name for mine, given in pairs if _stays(given, weights))
     return found
+
+
+def _proposed(module: Any, reasons: dict[Any, str | None]) -> list[Any]:
+    """Partitions that neither take nor give complex numbers. `reasons` gets why others stay with PyTorch."""
+    while True:
+        partitioner = CapabilityBasedPartitioner(module, _Known(reasons), allows_single_node_partition=True)
+        proposed = list(partitioner.propose_partitions())
+        of = {node: at for at, partition in enumerate(proposed) for node in partition.nodes}
+        crossed = [
+            node
+            for node in module.graph.nodes
+            if _is_complex(node)
+            and any(of.get(node) != of.get(user) for user in node.users if node in of or user in of)
+        ]
+        ends = {end for node in crossed for end in (node, *node.users) if end in of}
+        if not ends:
+            return proposed
+        reasons.update(dict.fromkeys(ends, "complex numbers would leave what is compiled"))
 
 
 def fuse(module: Any, partitions: Sequence[Sequence[str]]) -> None:
@@ -153,7 +170,14 @@ def _is_view(node: Any) -> bool:
     """Whether its value lies in the memory of its first argument; of a view that has several values, whether one does."""
     if node.target is operator.getitem:
         return _is_view(node.args[0])
+    if any(map(_is_complex, node.all_input_nodes)):  # of what nobody has outside
+        return False
     return node.op == "call_function" and (getattr(node.target, "is_view", False) or name_of(node) == "_unsafe_view")
+
+
+def _is_complex(node: Any) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_complex()
 
 
 def _without_last_views(nodes: dict[Any, int | None]) -> dict[Any, int | None]:

@@ -353,6 +353,22 @@ def test_what_other_processes_take_part_in_is_run_as_often_as_the_program_runs_i
         distributed.destroy_process_group()
 
 
+def test_complex_numbers_within_a_graph_are_compiled() -> None:
+    """A layer by Fourier transforms, and rotations as complex numbers."""
+
+    def program(x: Any, angles: Any) -> Any:
+        turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.polar(torch.ones_like(angles), angles)
+        x = torch.view_as_real(turned).flatten(-2).softmax(-1)
+        mixed = torch.fft.fft(torch.fft.fft(x, dim=-1), dim=1).real
+        return x + mixed.tanh()
+
+    x, angles = torch.randn(2, 6, 16), torch.randn(6, 8)
+    with torch.no_grad():
+        check_equal([compiled(program)(x, angles)], [program(x, angles)])
+    (report,) = torch_backend.reports()
+    assert report.graphs[0].left == {}, report
+
+
 def test_conjugated_results_are_compared() -> None:
     weight = torch.randn(8, 8)
 

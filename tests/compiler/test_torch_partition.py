@@ -102,6 +102,69 @@ def test_what_lies_the_same_is_no_gather() -> None:
     assert "as_strided" not in str(load_ir(parse_container(from_graph(captured, {"w_1"})).ir))
 
 
+def spectral(x: Any) -> Any:
+    """A correlation by Fourier transforms between real operators."""
+    y = torch.fft.rfft(x.exp())
+    return torch.fft.irfft(y * y.conj() * 2, n=x.shape[-1]).relu() + x.sin()
+
+
+def cut(program: Any, *arguments: Any) -> Any:
+    """Its graph, cut."""
+    captured = make_fx(program, tracing_mode="fake")(*arguments)
+    return split(captured, set(), unsupported)
+
+
+def test_complex_numbers_between_real_ones_are_compiled_with_them() -> None:
+    x = torch.randn(4, 12)
+    found = cut(spectral, x)
+    assert not found.left
+    (inner,) = [found.module.get_submodule(name) for name in found.nodes]
+    assert any(node.meta["val"].is_complex() for node in inner.graph.nodes if node.op == "call_function")
+    torch.testing.assert_close(found.module(x), spectral(x))
+    assert load_ir(parse_container(from_graph(inner, set())).ir)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: (torch.fft.rfft(x.exp()) * 2, spectral(x)),
+        lambda x: (torch.fft.rfft(x.exp()).cumprod(-1).abs() + 1, spectral(x)),
+    ],
+    ids=["a result", "read by an operator that is not compiled"],
+)
+def test_complex_numbers_that_leave_stay_with_pytorch(program: Any) -> None:
+    x = torch.randn(4, 12)
+    found = cut(program, x)
+    assert found.left
+    (inner,) = [found.module.get_submodule(name) for name in found.nodes]
+    ends = [*inner.graph.find_nodes(op="placeholder"), *inner.graph.output_node().all_input_nodes]
+    assert not any(node.meta["val"].is_complex() for node in ends)
+    for one, right in zip(found.module(x), program(x), strict=True):
+        torch.testing.assert_close(one, right)
+
+
+def test_complex_numbers_that_partitions_would_exchange_stay_with_pytorch() -> None:
+    """Where what is not compiled is between two of their operators, the two are in different partitions."""
+
+    def program(x: Any) -> Any:
+        z = torch.fft.rfft(x.exp().sin() + 1)
+        total = z.abs().sum()
+        return (z * total.exp()).abs().sum() + torch.fft.irfft(spectral(x) + 0j, n=8).sum()
+
+    def refused(node: Any) -> str | None:
+        return "it is a sum" if "sum" in str(node.target) and node.meta["val"].dim() == 0 else unsupported(node)
+
+    x = torch.randn(4, 12)
+    captured = make_fx(program, tracing_mode="fake")(x)
+    found = split(captured, set(), refused)
+    assert any("complex" in reason for reason in found.left), found.left
+    for name in found.nodes:
+        inner = found.module.get_submodule(name)
+        ends = [*inner.graph.find_nodes(op="placeholder"), *inner.graph.output_node().all_input_nodes]
+        assert not any(node.meta["val"].is_complex() for node in ends)
+    torch.testing.assert_close(found.module(x), program(x))
+
+
 def test_a_partition_keeps_the_graphs_order() -> None:
     """What the sum of two products is fused with follows from which comes last."""
 

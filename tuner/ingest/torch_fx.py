@@ -8,7 +8,7 @@ module of that operator alone: what the importer refuses, or has no tensor funct
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +66,8 @@ DTYPES = frozenset(
         torch.bool,
     }
 )
+COMPLEX = frozenset({torch.complex64, torch.complex128})
+"""Types of what operators of a compiled program have from one another."""
 
 _known: dict[str, str | None] = {}
 
@@ -102,19 +104,59 @@ def unsupported(node: Any, *, indices_checked: bool = False) -> str | None:
         return unsupported(node.args[0], indices_checked=indices_checked)
     if not isinstance(node.target, torch._ops.OpOverload):
         return f"{node.target} is no ATen operator"
+    together = _with_complex_numbers(node)
+    if (reason := next(filter(None, map(_unusable_alone, together)), None)) is not None:
+        return reason
+    places = {one: f"%{at}" for at, one in enumerate(together)}
+
+    def text(found: Any) -> str:
+        return places.get(found) or _type_text(found)
+
+    # Results as well: the same arguments may have a result that is used in one place and not in another.
+    parts = [
+        f"{one.target}|{fx.node.map_arg((one.args, one.kwargs), text)}|{[_type_text(each) for each in results_of(one)]}"
+        for one in together
+    ]
+    key = f"{parts}|{indices_checked}"
+    if key not in _known:
+        _known[key] = next(filter(None, (_left(one, indices_checked) for one in together)), None) or _tried(together)
+    return _known[key]
+
+
+def _with_complex_numbers(node: Any) -> list[Any]:
+    """The node with all that it gives complex numbers to or has them from, directly or by others, in the order of the graph.
+    They are compiled together or not at all: a compiled program takes and gives real numbers."""
+    found, waiting = {node}, [node]
+    while waiting:
+        one = waiting.pop()
+        beside = [source for source in one.all_input_nodes if _is_complex(source) or one.target is operator.getitem]
+        beside += [user for result in results_of(one) if _is_complex(result) for user in (result, *result.users)]
+        for each in beside:
+            if each not in found:
+                found.add(each)
+                waiting.append(each)
+    return [node] if len(found) == 1 else [each for each in node.graph.nodes if each in found]
+
+
+def _is_complex(node: Any) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_complex()
+
+
+def _unusable_alone(node: Any) -> str | None:
+    """Why a node cannot be compiled, whatever it computes."""
+    if node.op != "call_function":
+        return f"{node.op} takes or gives complex numbers"
+    if node.target is operator.getitem:
+        return None
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return f"{node.target} is no ATen operator"
     tensors = [*node.all_input_nodes, *results_of(node)]
-    if (reason := next(filter(None, (_unusable(found) for found in tensors)), None)) is not None:
+    if (reason := next(filter(None, map(_unusable, tensors)), None)) is not None:
         return reason
     if node.target is torch.ops.aten.as_strided.default and not lies_the_same(node):
         return f"{node.target.__name__} reads memory, which a compiled program arranges as it likes"
-    if (reason := _compares_all(node)) is not None:
-        return reason
-    # Results as well: the same arguments may have a result that is used in one place and not in another.
-    given, got = fx.node.map_arg((node.args, node.kwargs), _type_text), [_type_text(each) for each in results_of(node)]
-    key = f"{node.target}|{given}|{got}|{indices_checked}"
-    if key not in _known:
-        _known[key] = _tried(node, indices_checked)
-    return _known[key]
+    return _compares_all(node)
 
 
 def _type_text(node: Any) -> str:
@@ -136,12 +178,15 @@ def _unusable(node: Any) -> str | None:
         return "an argument or a result is no tensor"
     if not all(isinstance(extent, int) for extent in value.shape):
         return "a shape is not known"
-    if value.layout is not torch.strided or value.dtype not in DTYPES or value.numel() == 0:
+    if value.layout is not torch.strided or value.dtype not in DTYPES | COMPLEX or value.numel() == 0:
         return f"a tensor of {value.dtype}{list(value.shape)}, {value.layout}"
     return None
 
 
-def _tried(node: Any, indices_checked: bool) -> str | None:
+def _left(node: Any, indices_checked: bool) -> str | None:
+    """Why an operator stays with PyTorch though it could be compiled."""
+    if node.target is operator.getitem:
+        return None
     target = node.target
     name = target.__name__
     if (reason := randomness(node)) is not None:
@@ -161,16 +206,23 @@ def _tried(node: Any, indices_checked: bool) -> str | None:
         return f"{name} takes a tuple"
     if any(result is not node and result.target is not operator.getitem for result in results):
         return f"{name} gives a tuple that is used as a whole"
+    return None
+
+
+def _tried(nodes: Sequence[Any]) -> str | None:
+    """Why operators cannot be compiled together."""
+    name, graph = nodes[0].target.__name__, graph_of(*nodes)
+    (output,) = graph.find_nodes(op="output")
     try:
-        module = relax.transform.DecomposeOpsForInference()(module_of_graph(graph_of(node)))
-        lowered, constant = module, not node.all_input_nodes  # the latter is evaluated by preparation
+        module = relax.transform.DecomposeOpsForInference()(module_of_graph(graph))
+        lowered, constant = module, not graph.find_nodes(op="placeholder")  # the latter is evaluated by preparation
         if not constant:
             lowered = legalise(compute_in_float32(decompose_double_norms(module)))
     except Exception as error:  # noqa: BLE001 - importer and passes raise whatever they met
         return f"{name}: {_first_line(error)}"
     found = lowered["main"].ret_ty
     types = list(found.fields) if isinstance(found, tvm.ir.TupleType) else [found]
-    for ty, result in zip(types, results, strict=True):
+    for ty, result in zip(types, output.args[0], strict=True):
         value = result.meta["val"]
         shape = getattr(getattr(ty, "shape", None), "values", ())
         got = (str(getattr(ty, "dtype", "")), [int(extent) for extent in shape if hasattr(extent, "value")])
@@ -220,13 +272,20 @@ def _renamed(graph: Any, weights: Collection[str]) -> tuple[Any, dict[str, Any]]
     return copy, names
 
 
-def graph_of(node: Any) -> Any:
-    """A graph of one operator alone: placeholders for what it reads, itself, and the items of it that are used."""
-    graph, results, copies = fx.Graph(), results_of(node), {}
-    for source in node.all_input_nodes:
+def graph_of(*nodes: Any) -> Any:
+    """A graph of one operator alone: placeholders for what it reads, itself, and the items of it that are used. Of several,
+    in the order of their graph, all of them, and what is used of theirs elsewhere."""
+    inside = dict.fromkeys(each for node in nodes for each in (node, *results_of(node)))
+    results = results_of(nodes[0])
+    if len(nodes) > 1:
+        inside = dict.fromkeys(each for each in nodes[0].graph.nodes if each in inside)
+        tensors = [each for each in inside if isinstance(each.meta.get("val"), torch.Tensor)]
+        results = [each for each in tensors if any(user not in inside for user in each.users)]
+    graph, copies = fx.Graph(), {}
+    for source in dict.fromkeys(source for node in inside for source in node.all_input_nodes if source not in inside):
         copies[source] = graph.placeholder(source.name)
         copies[source].meta = dict(source.meta)
-    for each in dict.fromkeys([node, *results]):
+    for each in inside:
         copies[each] = graph.node_copy(each, copies.__getitem__)
     graph.output(tuple(copies[result] for result in results))
     return graph

@@ -32,7 +32,7 @@ WORD = "int64"
 _PLACE = "int32"
 """Of a word in a run."""
 RUN = 2048
-"""Elements that a thread block sorts, at most: two copies of their words fit into static shared memory."""
+"""Elements that a thread block sorts, at most."""
 LONG, DEPTH, DEPTH_OF_SHORT = 512, 3, 2
 """A thread has 2^DEPTH words in registers in runs of LONG elements and more, and fewer in shorter ones, for a whole warp."""
 PAD = 3
