@@ -48,9 +48,7 @@ def schedule_elementwise(schedule: Any, block: Any, limits: Limits) -> None:
     loops = list(schedule.get_loops(block))
     total = math.prod(int(axis.dom.extent) for axis in axes)
     lanes = lanes_of(definition, axes) if axes else 1
-    if any(
-        step(definition, read, axes, lanes) is None for read in definition.reads
-    ):  # what a lane reads depends on its axis
+    if lanes > 1 and any(step(definition, read, axes, lanes) is None for read in definition.reads):
         lanes = math.gcd(lanes, int(axes[-1].dom.extent))  # what is read may depend on the place along that axis
     threads, each = _shares(total // lanes, limits)
     whole = lanes > 1 and int(axes[-1].dom.extent) % lanes == 0
