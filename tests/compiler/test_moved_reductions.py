@@ -39,6 +39,10 @@ def test_windows_that_are_weighted_and_summed_are_one_kernel(dtype: torch.dtype)
     found = prepare(load_ir(parse_container(data).ir), GPU)
     assert len(call_counts(found)) == 1, "windows are not written down"
     (function,) = (found[found.get_global_var(name)] for name in call_counts(found))
+    (result,) = run_here(found, [each.numpy() for each in arguments], [])
+    np.testing.assert_allclose(
+        result, windows(*arguments).numpy(), rtol=0, atol=1e-2 if dtype == torch.float16 else 1e-5
+    )
     (call,) = check_kernels(workload_module(function), GPU).lowered.calls
     assert call.grid[0] * call.block[0] >= 8 * 7 * 9
 

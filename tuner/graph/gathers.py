@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from tuner.graph.def_use import op_name
 from tuner.tvm_compat import PrimFunc, tirx, tvm, tvm_ffi
 
 PATTERN = "op_pattern"
 INJECTIVE, OPAQUE = 2, 8
 """TVM's OpPatternKind."""
+
+
+def pattern_of(mod: Any, call: Any) -> int:
+    """TVM's pattern of the function that a binding calls; OPAQUE for any other binding."""
+    if op_name(call) != "relax.call_tir":
+        return OPAQUE
+    return int((mod[call.args[0]].attrs or {}).get(PATTERN, OPAQUE))
 
 
 def mark_gathers(mod: Any) -> Any:

@@ -15,8 +15,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, static_shape
-from tuner.graph.gathers import OPAQUE, PATTERN
+from tuner.graph.def_use import DefUse, Replacement, replace_calls, static_shape
+from tuner.graph.gathers import OPAQUE, PATTERN, pattern_of
 from tuner.graph.resamplings import OUT_ELEMWISE_FUSABLE
 from tuner.tvm_compat import ir, relax, tirx, tvm_ffi
 
@@ -35,7 +35,7 @@ def end_long_epilogues(mod: Any) -> Any:
     """Variables whose kernels begin with a function of several tensors; a sum of one is computed a row at a time."""
     replacements: dict[Any, Replacement] = {}
     def_use = DefUse(mod["main"])
-    patterns = {variable: _pattern(mod, call) for variable, call in def_use.values.items()}
+    patterns = {variable: pattern_of(mod, call) for variable, call in def_use.values.items()}
     carried = _carried(def_use, patterns)
     for variable, call in def_use.calls("relax.call_tir"):
         function, pattern = mod[call.args[0]], patterns[variable]
@@ -55,13 +55,6 @@ def end_long_epilogues(mod: Any) -> Any:
             elif before:
                 products.add(variable)
     return replace_calls(mod, replacements)
-
-
-def _pattern(mod: Any, call: Any) -> int:
-    """TVM's pattern of the function that a binding calls; OPAQUE for any other binding."""
-    if op_name(call) != "relax.call_tir":
-        return OPAQUE
-    return int((mod[call.args[0]].attrs or {}).get(PATTERN, OPAQUE))
 
 
 def _carried(def_use: DefUse, patterns: Mapping[Any, int]) -> set[Any]:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, static_shape
-from tuner.graph.gathers import INJECTIVE, OPAQUE, PATTERN
+from tuner.graph.def_use import DefUse, Replacement, replace_calls, static_shape
+from tuner.graph.gathers import INJECTIVE, pattern_of
 from tuner.graph.one_function import OUT_ELEMWISE_FUSABLE, call_of
 from tuner.tvm_compat import ir, relax, tirx, tvm, tvm_ffi
 
@@ -42,11 +42,8 @@ class _Chains:
         self._mod, self._def_use = mod, def_use
 
     def pattern(self, variable: Any) -> int:
-        """Of the function that a variable's binding calls; OPAQUE for any other binding."""
-        call: Any = self._def_use.values.get(variable)
-        if op_name(call) != "relax.call_tir":
-            return OPAQUE
-        return int((self._mod[call.args[0]].attrs or {}).get(PATTERN, OPAQUE))
+        """Of the function that a variable's binding calls."""
+        return pattern_of(self._mod, self._def_use.values.get(variable))
 
     def before(self, reduction: Any) -> list[Any]:
         """The variables before a reduction of one tensor that it can compute for itself, in order."""

@@ -34,8 +34,8 @@ from tuner.schedule.recurrence import (
     tensors_of,
     wide,
 )
-from tuner.schedule.statements import INDEX_TYPE, buffer, integer, loop
-from tuner.tvm_compat import IRModule, ir, tirx, tvm
+from tuner.schedule.statements import bound_to_threads, buffer, integer, loop
+from tuner.tvm_compat import IRModule, tirx, tvm
 
 SUM_BYTES = 4
 """Of a part of a sum."""
@@ -85,7 +85,7 @@ def _a_kernel_a_step(layer: Recurrence, tensors: Tensors, kernels: Kernels) -> A
         def tile(rows: Any, units: Any, lane: Any, part: Any) -> Any:
             return _tile(layer, tensors, kernels, (rows, units), (lane, part), now, state, carried)
 
-        return _bound({**blocks, **_threads(kernels)}, tile)
+        return bound_to_threads({**blocks, **_threads(kernels)}, tile)
 
     return all_steps(layer, tensors, step)
 
@@ -101,21 +101,11 @@ def _held(layer: Recurrence, tensors: Tensors, kernels: Kernels) -> Any:
 
         return all_steps(layer, tensors, step)
 
-    return _bound({"blockIdx.x": -(-layer.rows // kernels.rows), **_threads(kernels)}, whole)
+    return bound_to_threads({"blockIdx.x": -(-layer.rows // kernels.rows), **_threads(kernels)}, whole)
 
 
 def _threads(kernels: Kernels) -> dict[str, int]:
     return {"threadIdx.x": kernels.units, "threadIdx.y": kernels.parts}
-
-
-def _bound(axes: dict[str, int], body: Callable[..., Any]) -> Any:
-    """The body in loops that are bound to axes of threads (name -> extent), whose variables it is told."""
-    variables = {name: ir.Var(name.replace(".", "_"), INDEX_TYPE) for name in axes}
-    nest = body(*variables.values())
-    for name, extent in reversed(axes.items()):
-        axis = tirx.IterVar(None, ir.Var(name, INDEX_TYPE), tirx.IterVar.ThreadIndex, name)
-        nest = tirx.For(variables[name], integer(0), integer(extent), tirx.ForKind.THREAD_BINDING, nest, axis)
-    return nest
 
 
 def _tile(

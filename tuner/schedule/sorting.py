@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pitchpipe.errors import InvalidTrace
-from tuner.schedule.statements import INDEX_TYPE, buffer, integer, loop, whole
+from tuner.schedule.statements import INDEX_TYPE, bound_to_threads, buffer, integer, loop, whole
 from tuner.tvm_compat import IRModule, ir, tirx, tvm, tvm_ffi
 
 WORD = "int64"
@@ -147,43 +147,42 @@ def in_kernel(mod: Any) -> Any:
     depth = min(DEPTH if sorting.run >= LONG else DEPTH_OF_SHORT, steps)
     threads = sorting.run >> depth
     held, words = buffer("held", (_padded(sorting.run),), WORD, "shared"), buffer("words", (1 << depth,), WORD, "local")
-    block, thread = ir.Var("block", INDEX_TYPE), ir.Var("thread", INDEX_TYPE)
     group = _Group(held=held, words=words, first=buffer("first", (1,), _PLACE, "local"), depth=depth)
 
-    def each(extent: int, do: Callable[[Any], Any]) -> Any:
-        def part(number: Any) -> Any:
-            i = number * threads + thread
-            return do(i) if extent % threads == 0 else tirx.IfThenElse(i < extent, do(i), None)
+    def kernel(block: Any, thread: Any) -> Any:
+        def each(extent: int, do: Callable[[Any], Any]) -> Any:
+            def part(number: Any) -> Any:
+                i = number * threads + thread
+                return do(i) if extent % threads == 0 else tirx.IfThenElse(i < extent, do(i), None)
 
-        return loop("part", -(-extent // threads), part)
+            return loop("part", -(-extent // threads), part)
 
-    def step(number: Any) -> Any:
-        """Step s = number + depth: its first turns, then the others, of which the last group may do some again."""
-        s = tirx.Cast(_PLACE, number) + depth
-        rest = ir.Var("rest", INDEX_TYPE)
-        low = tirx.max(s - (2 * depth - 1) - depth * tirx.Cast(_PLACE, rest), tirx.const(0, _PLACE))
-        others = group.in_order(thread, low, [(h, 1 << h) for h in reversed(range(depth))])
-        count = tirx.floordiv(number, integer(depth)) + integer(1)
-        turns = tirx.For(rest, integer(0), count, tirx.ForKind.SERIAL, others)
-        return tirx.SeqStmt([group.mirrored(thread, s - (depth - 1)), turns])
+        def step(number: Any) -> Any:
+            """Step s = number + depth: its first turns, then the others, of which the last group may do some again."""
+            s = tirx.Cast(_PLACE, number) + depth
+            rest = ir.Var("rest", INDEX_TYPE)
+            low = tirx.max(s - (2 * depth - 1) - depth * tirx.Cast(_PLACE, rest), tirx.const(0, _PLACE))
+            others = group.in_order(thread, low, [(h, 1 << h) for h in reversed(range(depth))])
+            count = tirx.floordiv(number, integer(depth)) + integer(1)
+            turns = tirx.For(rest, integer(0), count, tirx.ForKind.SERIAL, others)
+            return tirx.SeqStmt([group.mirrored(thread, s - (depth - 1)), turns])
 
-    place, at = tirx.floordiv(block, sorting.runs), list[Any]()
-    for axis in reversed([axis for axis in range(len(sorting.shape)) if axis != sorting.axis]):
-        at.insert(0, tirx.floormod(place, integer(sorting.shape[axis])))
-        place = tirx.floordiv(place, integer(sorting.shape[axis]))
-    line, run = tuple(at), tirx.floormod(block, sorting.runs)
-    within = [(h, (2 << h) - 1 if s == h else 1 << h) for s in range(depth) for h in reversed(range(s + 1))]
-    statements = [
-        each(sorting.run, lambda i: tirx.BufferStore(held, tensors.read(line, run, i), [_padded(i)])),
-        group.in_order(thread, tirx.const(0, _PLACE), within),
-        *([loop("step", steps - depth, step)] if steps > depth else []),
-        each(sorting.count, lambda i: tensors.write(line, run, i, held[_padded(i)])),
-    ]
-    body = tensors.block(tirx.SeqStmt(statements), [held, words, group.first])
+        place, at = tirx.floordiv(block, sorting.runs), list[Any]()
+        for axis in reversed([axis for axis in range(len(sorting.shape)) if axis != sorting.axis]):
+            at.insert(0, tirx.floormod(place, integer(sorting.shape[axis])))
+            place = tirx.floordiv(place, integer(sorting.shape[axis]))
+        line, run = tuple(at), tirx.floormod(block, sorting.runs)
+        within = [(h, (2 << h) - 1 if s == h else 1 << h) for s in range(depth) for h in reversed(range(s + 1))]
+        statements = [
+            each(sorting.run, lambda i: tirx.BufferStore(held, tensors.read(line, run, i), [_padded(i)])),
+            group.in_order(thread, tirx.const(0, _PLACE), within),
+            *([loop("step", steps - depth, step)] if steps > depth else []),
+            each(sorting.count, lambda i: tensors.write(line, run, i, held[_padded(i)])),
+        ]
+        return tensors.block(tirx.SeqStmt(statements), [held, words, group.first])
+
     lines = math.prod(sorting.shape) // sorting.elements
-    for variable, extent, name in ((thread, threads, "threadIdx.x"), (block, lines * sorting.runs, "blockIdx.x")):
-        bound = tirx.IterVar(None, ir.Var(name, INDEX_TYPE), tirx.IterVar.ThreadIndex, name)
-        body = tirx.For(variable, integer(0), integer(extent), tirx.ForKind.THREAD_BINDING, body, bound)
+    body = bound_to_threads({"blockIdx.x": lines * sorting.runs, "threadIdx.x": threads}, kernel)
     return IRModule({"main": tensors.function(body).with_attrs(dict(mod["main"].attrs or {}))})
 
 

@@ -18,6 +18,16 @@ def loop(name: str, extent: int, body: Callable[[Any], Any], kind: Any = tirx.Fo
     return tirx.For(variable, integer(0), integer(extent), kind, body(variable))
 
 
+def bound_to_threads(axes: dict[str, int], body: Callable[..., Any]) -> Any:
+    """The body in loops that are bound to axes of threads (name -> extent, outermost first), whose variables it is told."""
+    variables = {name: ir.Var(name.replace(".", "_"), INDEX_TYPE) for name in axes}
+    nest = body(*variables.values())
+    for name, extent in reversed(axes.items()):
+        axis = tirx.IterVar(None, ir.Var(name, INDEX_TYPE), tirx.IterVar.ThreadIndex, name)
+        nest = tirx.For(variables[name], integer(0), integer(extent), tirx.ForKind.THREAD_BINDING, nest, axis)
+    return nest
+
+
 def whole(buffer: Any) -> Any:
     """All of a buffer."""
     return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(integer(0), extent) for extent in buffer.shape])
