@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.graph.reshape_transpose import Step
 from tuner.tvm_compat import PyExprMutator, ir, mutator, relax, tirx, with_function
 
 Emit = Callable[[Any], Any]
@@ -41,6 +42,13 @@ def permutation(expr: Any) -> list[int]:
 def reshaped(x: Any, shape: Sequence[int]) -> Any:
     """x in another shape; x itself where it has that shape already."""
     return x if static_shape(x) == list(shape) else relax.op.reshape(x, list(shape))
+
+
+def movement_step(expr: Any) -> Step | None:
+    """The step that a call of reshape or permute_dims is; None for anything else."""
+    if op_name(expr) == "relax.reshape" and static_shape(expr) is not None and static_shape(expr.args[0]) is not None:
+        return "reshape", static_shape(expr) or []
+    return ("permute", permutation(expr)) if permutation(expr) else None
 
 
 def item_bytes(expr: Any) -> int:
@@ -109,6 +117,15 @@ class DefUse:
     def calls(self, name: str) -> Iterator[tuple[Any, Any]]:
         """(variable, call) of every binding to a call of the operator, in order."""
         return ((variable, value) for variable, value in self.values.items() if op_name(value) == name)
+
+
+def movements(def_use: DefUse, x: Any) -> tuple[Any, list[Step]]:
+    """What x is moved from by reshapes and permutations, and these in order."""
+    steps: list[Step] = []
+    while (step := movement_step(call := def_use.definition(x))) is not None:
+        steps.insert(0, step)
+        x = call.args[0]
+    return x, steps
 
 
 def _parts(value: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -28,7 +29,24 @@ def sink_reshapes(mod: Any) -> Any:
             chain.append(def_use.users[chain[-1]][-1])
         if len(chain) > 1:
             replacements[def_use.values[chain[-1]]] = _sunk(def_use, call, chain)
+    return _merged(replace_calls(mod, replacements))
+
+
+def _merged(mod: Any) -> Any:
+    """The module in which no reshape reads another: FuseOps would make one function of both, which is no view any more."""
+    def_use = DefUse(mod["main"])
+    replacements: dict[Any, Replacement] = {}
+    for _, call in def_use.calls("relax.reshape"):
+        source = call.args[0]
+        while op_name(before := def_use.definition(source)) == "relax.reshape":
+            source = before.args[0]
+        if not source.same_as(call.args[0]) and static_shape(call) is not None:
+            replacements[call] = partial(_of_source, call, source)
     return replace_calls(mod, replacements)
+
+
+def _of_source(call: Any, source: Any, _builder: Any, current: Callable[[Any], Any]) -> Any:
+    return relax.op.reshape(current(source), static_shape(call))
 
 
 def _follows(def_use: DefUse, reshape: Any, chain: list[Any]) -> bool:

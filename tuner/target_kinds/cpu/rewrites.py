@@ -15,9 +15,11 @@ from tuner.graph.resizes import separate_resizes
 from tuner.graph.scatters import decompose_scatters
 from tuner.graph.separable_pools import separate_pools
 from tuner.graph.simplify import simplify
+from tuner.graph.sink_reshapes import sink_reshapes
 from tuner.graph.slice_views import slice_views
 from tuner.graph.sorts import decompose_sorts
 from tuner.graph.taps_of_padding import drop_taps_of_padding
+from tuner.graph.turn_regions import turn_regions
 from tuner.target_kinds.cpu.even_columns import even_columns
 from tuner.target_kinds.cpu.even_positions import even_positions
 
@@ -27,16 +29,18 @@ REWRITES = Rewrites(
         *PARTS,
         drop_taps_of_padding,
         reassociate,
-        patch_embedding,
         fold_head_split,
         merge_matmuls,
         fold_transposes,
     ),
     layout=(
         simplify,
+        patch_embedding,
+        turn_regions,
         even_columns,
         even_positions,
         simplify,
+        sink_reshapes,
         separate_resizes,
         merge_takes,
         norms_of_channels,

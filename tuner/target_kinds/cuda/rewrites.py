@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tuner.graph.align_layouts import align_layouts
 from tuner.graph.atomic_scatters import combine_scatters
 from tuner.graph.batch_groups import batch_groups
 from tuner.graph.even_biases import even_biases
@@ -25,6 +24,7 @@ from tuner.graph.simplify import simplify
 from tuner.graph.sink_reshapes import sink_reshapes
 from tuner.graph.slice_views import slice_views_of_inputs
 from tuner.graph.split_norms import split_norms
+from tuner.graph.turn_regions import turn_regions
 from tuner.graph.vector_products import vector_products
 from tuner.graph.wide_reductions import reduce_in_32_bits
 
@@ -33,13 +33,14 @@ REWRITES = Rewrites(
     products=(
         *PARTS,
         even_biases,
-        *(reassociate, patch_embedding, fold_head_split, merge_matmuls, group_attention, hoist_slices, fold_transposes),
+        *(reassociate, fold_head_split, merge_matmuls, group_attention, hoist_slices, fold_transposes),
         vector_products,
     ),
     layout=(
         simplify,
+        patch_embedding,
         separate_resizes,
-        align_layouts,
+        turn_regions,
         sink_reshapes,
         simplify,
         sink_reshapes,  # again: simplifying moves reshapes behind whatever follows a product, fused with it or not
