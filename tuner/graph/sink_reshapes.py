@@ -13,16 +13,25 @@ from itertools import pairwise
 from typing import Any
 
 from tuner.graph.def_use import DefUse, Replacement, op_name, replace_calls, reshaped, static_shape
-from tuner.graph.epilogue import BINARY, UNARY
+from tuner.graph.epilogue import BINARY, UNARY, is_convolution, is_product
 from tuner.tvm_compat import relax
 
 
 def sink_reshapes(mod: Any) -> Any:
     """The module with such chains of operators of main before the reshape. Bindings must be canonical."""
+    return _sink(mod, lambda _def_use, _x: True)
+
+
+def sink_reshapes_of_products(mod: Any) -> Any:
+    """The same behind products and convolutions alone."""
+    return _sink(mod, lambda def_use, x: is_product(x, def_use.definition) or is_convolution(x, def_use.definition))
+
+
+def _sink(mod: Any, wanted: Callable[[DefUse, Any], bool]) -> Any:
     def_use = DefUse(mod["main"])
     replacements: dict[Any, Replacement] = {}
     for variable, call in def_use.calls("relax.reshape"):
-        if static_shape(call.args[0]) is None or def_use.from_weights(variable):
+        if static_shape(call.args[0]) is None or def_use.from_weights(variable) or not wanted(def_use, call.args[0]):
             continue
         chain = [variable]
         while def_use.has_one_use(chain[-1]) and _follows(def_use, call, chain):

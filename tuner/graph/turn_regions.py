@@ -8,7 +8,8 @@ A region is what operators connect that are the same in any order of dimensions:
 slices, concatenations and padding. Any tensor z of it can be computed as y with z = permute_dims(y, axes). A copy is saved
 where an operand is permuted by `axes`, or a reader permutes back; a copy is made where neither is so; and where elements are
 moved in another way anyway, they are moved in one step still. A region is turned where it saves more than it makes, and
-never away from a product whose result it begins with: what is element-wise follows that in registers.
+never away from a product whose result it begins with, behind which it is computed in registers, nor where rows that it
+reduces would lie apart.
 """
 
 from __future__ import annotations
@@ -161,6 +162,8 @@ class _Region:
         """What is copied in the turned region less what is copied in it as it is, in bytes; 0 where it may not be turned."""
         inverse, rank, inside = _inverse(axes), len(axes), set(self.members)
         cost = 0
+        if any(_parts_rows(self.def_use.values[each], axes) for each in self.members):
+            return 0
         for x in self._inputs():
             source, steps = movements(self.def_use, x)
             shape = static_shape(x) or []
@@ -236,6 +239,16 @@ def _again(call: Any, operands: Sequence[Any], axes: Sequence[int]) -> Any:
         along, *bounds = ([int(each.value) for each in argument.fields] for argument in call.args[1:])
         return relax.op.strided_slice(operands[0], [axes[axis] for axis in along], *bounds)
     return relax.Call(call.op, list(operands), attrs, call.ty_args)
+
+
+def _parts_rows(call: Any, axes: Sequence[int]) -> bool:
+    """Whether a call reduces rows, the last axes of its operand, that would lie apart if that were turned."""
+    name, attrs, rank = op_name(call), call.attrs, len(axes)
+    if name not in REDUCTIONS | SOFTMAX:
+        return False
+    over = {int(axis) % rank for axis in (attrs.axis if name in REDUCTIONS else [attrs.axis])}
+    last = set(range(rank - len(over), rank))
+    return over == last and {axes[axis] for axis in over} != last
 
 
 def _inverse(axes: Sequence[int]) -> list[int]:

@@ -65,6 +65,8 @@ class ElementwiseRules(Rewriter):
         out = static_shape(call)
         if out is None:
             return None
+        if (narrow := self._without_broadcasts(call, out)) is not None:
+            return narrow
         if (permuted := self._permuted_alike(call, out)) is not None:
             return permuted
         # Only operands of the result's shape count: a bias that was reshaped to the rank of x gives no reason to reshape x.
@@ -77,6 +79,17 @@ class ElementwiseRules(Rewriter):
             return self._on_product(call, out)
         operands = [self.without_units(operand, len(out) - count) for operand in call.args]
         return self.reshaped(self.again(call, operands), out)
+
+    def _without_broadcasts(self, call: Any, out: list[int]) -> Any:
+        """The operator on what was broadcast for it, where another operand has the result's shape; else None."""
+        definitions = [self.definition(operand) for operand in call.args]
+        wide = [op_name(each) == "relax.broadcast_to" and static_shape(each) == out for each in definitions]
+        if not any(wide) or not any(
+            static_shape(each) == out and not w for each, w in zip(call.args, wide, strict=True)
+        ):
+            return None
+        pairs = zip(call.args, definitions, wide, strict=True)
+        return self.again(call, [each.args[0] if is_wide else operand for operand, each, is_wide in pairs])
 
     def _permuted_alike(self, call: Any, out: list[int]) -> Any:
         """The operator on the sources of its operands, then permuted; None unless all operands have the same permutation."""

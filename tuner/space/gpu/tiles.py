@@ -149,6 +149,14 @@ FRAGMENT_CYCLES = 40
 """From a fragment's load to its product."""
 SECOND_KERNEL = 4000
 """A launch, and what it waits for."""
+CHAIN_CYCLES = 250
+"""Of a thread for an element of a window that it copies by itself: whose place it is, whether that is in the image, and the
+load, before the next one. Windows of 3 x 3 took 150 to 250 of an H200, and of 5 x 7 x 7 470."""
+CHAIN_INSTRUCTIONS = 60
+ISSUED = 4 * WARP
+"""Instructions of threads that a multiprocessor begins in a cycle."""
+VECTOR = 8
+"""Elements that a thread copies at once where as many lie together."""
 OVERLAP = 0.1
 """Of what a step does beside its slowest part, the share that does not overlap with it."""
 REGISTERS = 40
@@ -181,9 +189,9 @@ def cycles(product: Product, tile: Tile, limits: Limits) -> float:
 
     Blocks run in turns, as many side by side as multiprocessors have room for. A step of a block takes as long as the
     slowest of these, and a little more: getting its parts from the L2 cache (whose bandwidth busy multiprocessors share, and
-    of which one gets no more than it has asked for in advance, by Little's law), loading fragments from shared memory,
-    multiplying, and the latencies of one after another. Where k is divided, the parts' sums are written and read again by a
-    second kernel.
+    of which one gets no more than it has asked for in advance, by Little's law), finding elements that do not lie together,
+    loading fragments from shared memory, multiplying, and the latencies of one after another. Where k is divided, the parts'
+    sums are written and read again by a second kernel.
     """
     blocks = product.s * -(-product.i // tile.i) * -(-product.j // tile.j) * tile.parts
     steps = -(-(product.k // tile.parts) // tile.k)
@@ -199,7 +207,9 @@ def cycles(product: Product, tile: Tile, limits: Limits) -> float:
     asked = beside * (tile.stages - 1) * tile.step_bytes / LATENCY
     rate = min(COPY_BYTES, CACHE_BYTES / min(blocks, MULTIPROCESSORS), asked)
     deep = tile.k // SIDE // c
+    alone = 0 if product.run == product.k or product.run % VECTOR == 0 else tile.i * tile.k
     parts = (
+        max(beside * alone * CHAIN_INSTRUCTIONS / ISSUED, alone / tile.threads * CHAIN_CYCLES),
         beside * tile.step_bytes / rate,
         beside * a * b * c * deep * fragments * SIDE**2 * 2 / SHARED_BYTES,
         beside * tile.i * tile.j * tile.k / TENSOR_CORES,

@@ -15,7 +15,7 @@ from tuner.graph.resizes import separate_resizes
 from tuner.graph.scatters import decompose_scatters
 from tuner.graph.separable_pools import separate_pools
 from tuner.graph.simplify import simplify
-from tuner.graph.sink_reshapes import sink_reshapes
+from tuner.graph.sink_reshapes import sink_reshapes_of_products
 from tuner.graph.slice_views import slice_views
 from tuner.graph.sorts import decompose_sorts
 from tuner.graph.taps_of_padding import drop_taps_of_padding
@@ -40,7 +40,7 @@ REWRITES = Rewrites(
         even_columns,
         even_positions,
         simplify,
-        sink_reshapes,
+        sink_reshapes_of_products,
         separate_resizes,
         merge_takes,
         norms_of_channels,
