@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from pitchpipe.wire.target import Target
+from tests.compiler.attention import attention
 from tests.compiler.gpu_cases import check, functions, one_function
 from tests.compiler.gpu_programs import HOPPER
 from tests.compiler.test_gpu_default import compilers
@@ -16,7 +18,7 @@ from tests.gpu_interpreter import _Kernel, _Memory
 from tuner.lowering.lane_by_lane import LANE_BY_LANE
 from tuner.measure.gpu_code import lower
 from tuner.schedule.trace import apply_trace
-from tuner.tvm_compat import IRModule, PrimFunc, relax, structural_walk, tirx, to_tvm_target, topi
+from tuner.tvm_compat import IRModule, PrimFunc, load_ir, relax, structural_walk, tirx, to_tvm_target, topi
 
 op = relax.op
 Shape = tuple[int, ...]
@@ -171,3 +173,27 @@ def test_conditions_that_are_variables_become_one_for_each_lane(bound: Callable[
     kernel.memory |= {buffer: _Memory(values, "global") for buffer, values in given.items()}
     kernel.run(function.body)
     np.testing.assert_array_equal(given[out], [3, 1, 2, 1])
+
+
+@pytest.mark.parametrize("channels", [24, 40, 48, 72])
+def test_channels_that_no_step_divides_are_copied_in_vectors(channels: int) -> None:
+    """Steps of 32 and more begin and end amid the channels of a place."""
+
+    def make(b: Any, x: Any, weight: Any) -> Any:
+        wide = op.nn.conv2d(x, weight, padding=1, data_layout="NHWC", kernel_layout="HWIO", out_dtype="float32")
+        return op.astype(b.emit(wide), "float16")
+
+    (mod,) = functions(make, ((1, 9, 7, channels), "float16"), ((3, 3, channels, 32), "float16"))
+    source = check(mod, HOPPER).lowered.source
+    kernel = source[source.index("main_kernel_body") :]
+    assert "cp_async" in kernel or kernel.count("uint4") > 1
+    assert not re.search(r"_s < [248]; \+\+", kernel)  # a vector that TVM took apart
+
+
+@pytest.mark.parametrize("size", [48, 80, 196])
+def test_an_attentions_queries_are_copied_in_vectors_where_no_number_of_threads_divides_them(size: int) -> None:
+    source = check(load_ir(attention(1, 1, 16, 48, size).ir), HOPPER).lowered.source
+    kernel = source[source.index("main_kernel_body") :]
+    queries = re.findall(r"\S+ = [^;\n]*\bq_ptr\b[^;\n]*;", kernel)
+    assert queries
+    assert all("*(uint" in each or "*(half4" in each for each in queries), queries

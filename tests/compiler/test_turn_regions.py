@@ -71,7 +71,7 @@ def test_a_stream_that_begins_with_a_pixel_shuffle_lies_as_its_convolutions_do(t
         return emit(relax.op.mean(emit(relax.op.nn.conv2d(_norm_of_channels(emit, y, scale), last)), [2, 3]))
 
     names = kernels(check(graph, make, target=target))
-    assert [name for name in names if "transpose" in name] == ["reshape_transpose"]  # the shuffle
+    assert [name for name in names if "transpose" in name] in (["transpose"], ["reshape_transpose"])  # the shuffle
 
 
 @KINDS

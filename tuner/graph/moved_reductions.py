@@ -25,7 +25,7 @@ MANY = 1 << 20
 def reduce_what_is_moved(mod: Any) -> Any:
     """The module of tensor functions with annotated patterns, with such reductions of main as one function each."""
     def_use = DefUse(mod["main"])
-    chains = _Chains(mod, def_use)
+    chains = Chains(mod, def_use)
     replacements: dict[Any, Replacement] = {}
     for variable, call in def_use.calls("relax.call_tir"):
         if not def_use.from_weights(variable) and _reads_once(mod[call.args[0]]):
@@ -35,7 +35,7 @@ def reduce_what_is_moved(mod: Any) -> Any:
     return replace_calls(mod, replacements)
 
 
-class _Chains:
+class Chains:
     """What is before a reduction."""
 
     def __init__(self, mod: Any, def_use: DefUse) -> None:
@@ -59,16 +59,16 @@ class _Chains:
 
     def moves(self, x: Any) -> bool:
         """Whether elements of x are in another order than what it is computed of."""
-        return self.pattern(x) > BROADCAST and not self._is_reshape(x)
+        return self.pattern(x) > BROADCAST and not self.is_reshape(x)
 
     def parts(self, group: Sequence[Any]) -> bool:
         """Whether what would be fused with calls of the group becomes a kernel of its own, for few elements."""
         if math.prod(static_shape(group[0]) or [0]) >= MANY:
             return False
         for each in {each for x in group for each in self._def_use.values[x].args[1].fields} - set(group):
-            while self._is_fused(each) and self._is_reshape(each):  # which is no kernel
+            while self._is_fused(each) and self.is_reshape(each):  # which is no kernel
                 each = self._def_use.values[each].args[1].fields[0]
-            if self._is_fused(each) and not self._ends_product(each):
+            if self._is_fused(each) and not self.ends_product(each):
                 return True
         return False
 
@@ -77,21 +77,21 @@ class _Chains:
         tvm_ffi.structural_walk(self._mod[self._def_use.values[x].args[0]].body, (tirx.BufferStore, stores.append))
         return all(isinstance(each.value, tirx.Cast) and isinstance(each.value.value, ir.TensorLoad) for each in stores)
 
-    def _is_reshape(self, x: Any) -> bool:
+    def is_reshape(self, x: Any) -> bool:
         return bool(relax.analysis.has_reshape_pattern(self._mod[self._def_use.values[x].args[0]]))
 
     def _fits(self, x: Any, elements: int) -> bool:
         """Whether x has an element for each one that is reduced, or costs nothing, is read by nothing else, and ends no
         product."""
-        if not self._is_fused(x) or self._ends_product(x):
+        if not self._is_fused(x) or self.ends_product(x):
             return False
-        return math.prod(static_shape(x) or [0]) == elements or self._is_reshape(x) or self._casts(x)
+        return math.prod(static_shape(x) or [0]) == elements or self.is_reshape(x) or self._casts(x)
 
     def _is_fused(self, x: Any) -> bool:
         """Whether FuseOps may fuse x with what reads it."""
         return self.pattern(x) <= INJECTIVE and self._def_use.has_one_use(x) and not self._def_use.from_weights(x)
 
-    def _ends_product(self, x: Any) -> bool:
+    def ends_product(self, x: Any) -> bool:
         """Whether x is computed on the result of a product while that is in registers."""
         elements = static_shape(x)
         while self.pattern(x) <= BROADCAST:

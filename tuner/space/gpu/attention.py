@@ -37,6 +37,7 @@ from tuner.space.gpu.tiles import (
     SUM_PAD,
     TENSOR_CORES,
     THREADS,
+    VECTOR,
     WARP,
     Product,
     Tile,
@@ -120,7 +121,8 @@ def _tiles(scores: Product, columns: int, rows: int, warps: int) -> tuple[Tile, 
     if not across:
         return None
     width = SIDE * across
-    keys, length = -(-scores.j // width) * width, -(-scores.k // SIDE) * SIDE
+    keys = -(-scores.j // width) * width
+    length = _copied_length(scores.k, (rows, keys), warps * WARP)
     wide = max(power_of_two(columns), SIDE)
     beside = min(across, wide // SIDE)
     lines = warps * (WARP // min(wide // SUM_LANES, WARP))
@@ -130,6 +132,14 @@ def _tiles(scores: Product, columns: int, rows: int, warps: int) -> tuple[Tile, 
         Tile(i=rows, j=keys, k=length, rows=SIDE, columns=keys // across, warps=(down, across, 1)),
         Tile(i=rows, j=wide, k=keys, rows=SIDE, columns=wide // beside, warps=(down, beside, across // beside)),
     )
+
+
+def _copied_length(length: int, rows: tuple[int, ...], threads: int) -> int:
+    """The extent to which rows of Q and K are filled up with zeros: a multiple of a fragment's side, and if one is near, one
+    at which every thread of a block copies the same number of vectors. Otherwise it would copy single elements."""
+    lanes = next((n for n in (VECTOR, VECTOR // 2) if length % n == 0), 1)
+    lengths = [-(-length // side) * side for side in (SIDE, 2 * SIDE, 4 * SIDE, 8 * SIDE)]
+    return next((n for n in lengths if not any(each * n % (lanes * threads) for each in rows)), lengths[0])
 
 
 def _shared_bytes(scores: Tile, values: Tile) -> int | None:

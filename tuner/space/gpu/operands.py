@@ -115,15 +115,18 @@ def spread_copy(
     extent = math.prod(int(schedule.get(loop).extent) for loop in loops)
     last = [definition.iter_vars[-1]]
     bits = int(tvm.runtime.DataType(str(definition.writes[0].source.dtype)).bits)
-    wanted = [n for n in (128 // bits, 64 // bits) if n > 1 and extent % (n * threads) == 0]
+    row = int(schedule.get(loops[-1]).extent)
+    wanted = [n for n in (128 // bits, 64 // bits) if n > 1 and row % n == 0 and extent % (n * threads) == 0]
     regions = [*definition.reads, *definition.writes]
     lanes = next((n for n in wanted if all(distance(definition, r, last, n, aligned=True) == 1 for r in regions)), 1)
-    factors = [None, *(size for _, size in axes), *([lanes] if lanes > 1 else [])]
-    _, *inner = schedule.split(schedule.fuse(*loops), factors)
-    for loop, (name, _) in zip(inner, axes, strict=False):
+    vector = None
+    if lanes > 1:  # split off first: TVM divides a number of vectors by a row's, and not one of elements by a row's 48
+        loops[-1], vector = schedule.split(loops[-1], [None, lanes])
+    _, *inner = schedule.split(schedule.fuse(*loops), [None, *(size for _, size in axes)])
+    for loop, (name, _) in zip(inner, axes, strict=True):
         schedule.bind(loop, name)
-    if lanes > 1:
-        schedule.vectorize(inner[-1])
+    if vector is not None:
+        schedule.vectorize(vector)
     schedule.storage_align(copied, 0, -2, align, -(-offset // lanes) * lanes)  # vectors stay aligned
     return int(lanes)
 

@@ -34,9 +34,10 @@ class Product:
     run: int
     """Of the innermost axis that is summed: the channels of a convolution."""
 
-    def takes(self, tile: Tile) -> bool:
-        """Whether a step of the tile reads vectors: TVM 0.27 finds none in steps that begin or end amid a run."""
-        return self.run == self.k or self.run % tile.k == 0 or all(self.run % step for step in STEPS)
+    @property
+    def lanes(self) -> int:
+        """Elements of A that a thread copies at once."""
+        return VECTOR if self.run == self.k else next(n for n in (VECTOR, VECTOR // 2, 1) if self.run % n == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +150,11 @@ FRAGMENT_CYCLES = 40
 """From a fragment's load to its product."""
 SECOND_KERNEL = 4000
 """A launch, and what it waits for."""
+VECTOR = 8
+"""Elements of 16 bytes in half precision."""
 CHAIN_CYCLES = 250
-"""Of a thread for an element of a window that it copies by itself: whose place it is, whether that is in the image, and the
-load, before the next one. Windows of 3 x 3 took 150 to 250 of an H200, and of 5 x 7 x 7 470."""
+"""Of a thread for one copy out of a window of fewer elements than that: whose place it is, whether that is in the image,
+and the load, before the next one. Windows of 3 x 3 took 150 to 250 of an H200, and of 5 x 7 x 7 470."""
 CHAIN_INSTRUCTIONS = 60
 ISSUED = 4 * WARP
 """Instructions of threads that a multiprocessor begins in a cycle."""
@@ -170,7 +173,6 @@ def best_tile(product: Product, limits: Limits, *, tensor_cores: bool) -> Tile:
     is MUCH better than that of the best single kernel. Raises NoSchedule where no tile fits."""
     tiles = TENSOR_TILES if tensor_cores else TILES
     fitting = [tile for tile in tiles if tile.threads <= limits.threads and tile.shared_bytes <= limits.shared_bytes]
-    fitting = [tile for tile in fitting if not tensor_cores or product.takes(tile)]
     if not fitting:
         raise NoSchedule("no tile fits into a thread block")
     whole = min(fitting, key=lambda tile: cycles(product, tile, limits))
@@ -207,7 +209,7 @@ def cycles(product: Product, tile: Tile, limits: Limits) -> float:
     asked = beside * (tile.stages - 1) * tile.step_bytes / LATENCY
     rate = min(COPY_BYTES, CACHE_BYTES / min(blocks, MULTIPROCESSORS), asked)
     deep = tile.k // SIDE // c
-    alone = 0 if product.run == product.k or product.run % VECTOR == 0 else tile.i * tile.k
+    alone = tile.i * tile.k // product.lanes if product.lanes < VECTOR else 0
     parts = (
         max(beside * alone * CHAIN_INSTRUCTIONS / ISSUED, alone / tile.threads * CHAIN_CYCLES),
         beside * tile.step_bytes / rate,

@@ -15,6 +15,7 @@ from tuner.graph.hoist_slices import hoist_slices
 from tuner.graph.lift_reshapes import lift_reshapes
 from tuner.graph.merge_matmuls import merge_matmuls
 from tuner.graph.moved_reductions import reduce_what_is_moved
+from tuner.graph.moved_views import view_reshapes
 from tuner.graph.patch_embedding import patch_embedding
 from tuner.graph.prepare import ALWAYS, PARTS, Rewrites
 from tuner.graph.reassociate import reassociate
@@ -50,6 +51,6 @@ REWRITES = Rewrites(
         split_norms,
         group_rows,
     ),
-    fusion=(mark_gathers, reduce_what_is_moved),
+    fusion=(mark_gathers, reduce_what_is_moved, view_reshapes),
     fused=(batch_groups,),
 )
