@@ -1,8 +1,8 @@
 """Whole models of other kinds than the ten of models.py: MODELS, name -> builder() -> (module, example inputs).
 
-Detection, segmentation, diffusion, super-resolution, video, point clouds, speech, recommendation, mixtures of experts, state
-spaces, encoders with decoders. Random weights and inputs, float32, batch one but for `dlrm`; nothing is downloaded.
-latency.py runs them with `--models benchmarks/others.py`.
+Detection, segmentation, diffusion, super-resolution, restoration, video, point clouds, speech, recommendation, mixtures of
+experts, state spaces, encoders with decoders. Random weights and inputs, float32, batch one but for `dlrm`; nothing is
+downloaded. latency.py runs them with `--models benchmarks/others.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from other_images import nafnet, restormer, vgg11, xcit
 from other_modules import (
     Bottleneck,
     Diffusion,
@@ -252,6 +253,6 @@ MODELS: dict[str, Callable[[], ModelWithInputs]] = {
     builder.__name__: builder
     for builder in (
         *(yolo_s, diffusion_unet, mixer_s16, convmixer, resnext50, mobilenet_v3, r3d, deeplab, edsr),
-        *(pointnet, hifigan, dlrm, lstm_lm),
+        *(pointnet, hifigan, dlrm, lstm_lm, nafnet, restormer, xcit, vgg11),
     )
 } | ARCHITECTURES

@@ -164,7 +164,8 @@ SECTIONS = (
         more="Models of `benchmarks/others.py`, a minute of tuning each from an empty database, with 16 cores and one GPU. "
         "Rows name their commits: those of 161933b and later are of attention that reads what it is made of and of large "
         "norms in three kernels (ADR 0102 to 0104), those of 850f01d of reshapes that keep nothing apart, too (ADR 0105), "
-        "those of a26e0ce of scaled channels in a kernel of their own (ADR 0107). "
+        "those of a26e0ce of scaled channels in a kernel of their own (ADR 0107), those of dd129c3 of regions that lie as "
+        "what is around them (ADR 0123, 0124). "
         "The others are of before, so that models with attention may be faster now than they say.",
     ),
     Section(

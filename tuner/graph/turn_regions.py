@@ -71,6 +71,7 @@ def turn_regions(mod: Any) -> Any:
 
 def _regions(def_use: DefUse) -> Iterator[_Region]:
     seen: set[Any] = set()
+    order = {variable: place for place, variable in enumerate(def_use.values)}
     for variable in def_use.values:
         if variable in seen or not _is_member(def_use, variable):
             continue
@@ -83,7 +84,7 @@ def _regions(def_use: DefUse) -> Iterator[_Region]:
             waiting += [each for each in _operands(def_use.values[x]) if isinstance(each, relax.Var)]
             waiting += [each for each in def_use.users.get(x, ()) if each is not None]
         seen |= members
-        yield _Region(def_use, tuple(each for each in def_use.values if each in members))
+        yield _Region(def_use, tuple(sorted(members, key=order.__getitem__)))
 
 
 def _operands(call: Any) -> list[Any]:
