@@ -52,6 +52,14 @@ def power(exponent: float) -> Callable[[Any], Any]:
     return lambda x: tirx.call_intrin("float32", "tirx.pow", x, tirx.const(exponent, "float32"))
 
 
+def with_one(function: Callable[..., Any], *, below: float) -> Callable[[Any], Any]:
+    """A function of two arguments, of which the second is given."""
+    return lambda x: function(x, tirx.const(below, "float32"))
+
+
+WITHIN_ONE = np.concatenate(
+    [np.linspace(-1, 1, LENGTH, dtype=np.float32), spaced(1e-30, 1, LENGTH), 1 - spaced(1e-7, 1e-2, LENGTH)]
+)
 EVERYWHERE, POSITIVE = of_both_signs(LENGTH), spaced(1e-35, 1e35, 2 * LENGTH)
 FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Callable[[np.ndarray], np.ndarray], np.ndarray, float]] = {
     "exp": (tirx.exp, np.exp, EVERYWHERE, 1.25),
@@ -62,6 +70,17 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Callable[[np.ndarray], np.ndarr
     "sin": (tirx.sin, np.sin, EVERYWHERE, 1.6),
     "cos": (tirx.cos, np.cos, EVERYWHERE, 1.6),
     "tan": (tirx.tan, np.tan, EVERYWHERE, 4.0),
+    "exp2": (tirx.exp2, np.exp2, EVERYWHERE, 1.25),
+    "atan": (tirx.atan, np.arctan, EVERYWHERE, 3.0),
+    "atan2 before": (with_one(tirx.atan2, below=-2.5), lambda x: np.arctan2(x, -2.5), EVERYWHERE, 3.0),
+    "atan2 beside": (
+        with_one(tirx.atan2, below=1e-3),
+        lambda x: np.arctan2(x, np.float32(1e-3).astype(np.float64)),
+        EVERYWHERE,
+        3.0,
+    ),
+    "asin": (tirx.asin, np.arcsin, WITHIN_ONE, 3.5),
+    "acos": (tirx.acos, np.arccos, WITHIN_ONE, 4.0),
     "rsqrt": (tirx.rsqrt, lambda x: 1 / np.sqrt(x), POSITIVE, 1.5),
     "square root": (power(0.5), np.sqrt, POSITIVE, 0.5),
     "inverse": (power(-1.0), lambda x: 1 / x, POSITIVE, 0.5),
@@ -120,6 +139,11 @@ LIMITS = {
     "exp": {-INF: 0, -1000: 0, -87: 0, 0: 1, 88.73: INF, 1000: INF, INF: INF, 1e-45: 1},
     "sigmoid": {-INF: 0, -1000: 0, 0: 0.5, 1000: 1, INF: 1},
     "tanh": {-INF: -1, -3e38: -1, -9.02: -1, 0: 0, 9.02: 1, 3e38: 1, INF: 1},
+    "exp2": {-INF: 0, -1000: 0, -127: 0, -3: 0.125, 0: 1, 10: 1024, 127: 2.0**127, 128: INF, INF: INF},
+    "atan": {-INF: -math.pi / 2, INF: math.pi / 2, 0: 0, -1e-45: -1e-45},
+    "atan2 before": {-INF: -math.pi / 2, INF: math.pi / 2, 0: math.pi, -1e-45: -math.pi, 2.5: 3 * math.pi / 4},
+    "asin": {-1: -math.pi / 2, 0: 0, 1: math.pi / 2, 1.5: NAN, -INF: NAN},
+    "acos": {-1: math.pi, 0: math.pi / 2, 1: 0, -1.5: NAN, INF: NAN},
     "erf": {-INF: -1, -3e38: -1, -3.93: -1, 0: 0, 3.93: 1, 3e38: 1, INF: 1},
     "log": {0: -INF, -1: NAN, -INF: NAN, -1e-45: NAN, 1: 0, INF: INF},
     "rsqrt": {0: INF, INF: 0, -1: NAN},
@@ -150,7 +174,8 @@ def test_small_results_of_exp_are_zero() -> None:
 def called(mod: Any, target: Any, pipeline: str = "default") -> set[str]:
     """Functions of the C library that the code for a target names."""
     text = str(tvm.tirx.build(mod, target=target, pipeline=pipeline).inspect_source("asm"))
-    return set(re.findall(r"\b(?:exp|erf|tanh|log|pow|sin|cos|tan|sincos)f?\b", text))
+    names = "exp|exp2|erf|tanh|log|pow|sin|cos|tan|sincos|atan|atan2|asin|acos"
+    return set(re.findall(rf"\b(?:{names})f?\b", text))
 
 
 @pytest.mark.parametrize("attributes", [*OTHER_TARGETS, BASIC_X86], ids=lambda attributes: attributes["mcpu"])
@@ -166,7 +191,7 @@ def test_no_call_of_the_library_is_left_in_a_vectorised_loop(attributes: dict[st
 
 
 def test_what_has_no_formula_stays() -> None:
-    other = kernel(lambda x: tirx.atan(x) + power(2.5)(x), length=64)
+    other = kernel(lambda x: tirx.sinh(x) + power(2.5)(x), length=64)
     assert tvm_ffi.structural_equal(expand_intrinsics(other), other)
     double = kernel(tirx.exp, length=64, dtype="float64")
     assert tvm_ffi.structural_equal(expand_intrinsics(double), double)
@@ -313,3 +338,24 @@ def test_code_of_a_chain_of_maxima_of_padded_elements_grows_with_its_length() ->
         return str(expand_intrinsics(IRModule({"main": te.create_prim_func([x, y])})).script()).count("T.max(")
 
     assert calls(9) - calls(8) == calls(3) - calls(2)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.attrs["mcpu"])
+def test_angles_of_corners_are_those_of_c(target: Any) -> None:
+    """Signed zeros, infinities and numbers that are none, each with each."""
+    corners = np.array([0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 3e38, INF, -INF, NAN], np.float32)
+    y, x = (np.ascontiguousarray(each.ravel()) for each in np.meshgrid(corners, corners))
+    a, b = (te.placeholder((y.size,), "float32", name=name) for name in "ab")
+    angle = te.compute((y.size,), lambda i: tirx.atan2(a[i], b[i]))
+    schedule = Schedule(IRModule({"main": te.create_prim_func([a, b, angle])}))
+    (loop,) = schedule.get_loops(schedule.get_sblock("compute"))
+    schedule.vectorize(schedule.split(loop, [None, 20])[1])
+    found = tvm.runtime.empty((y.size,), "float32")
+    compile_module(schedule.mod, target).get_function("main", query_imports=True)(
+        tvm.runtime.tensor(y), tvm.runtime.tensor(x), found
+    )
+    with np.errstate(all="ignore"):
+        wanted = np.arctan2(y, x)
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=3e-7, atol=0)
+    numbers = ~np.isnan(wanted)
+    np.testing.assert_array_equal(np.signbit(found.numpy())[numbers], np.signbit(wanted)[numbers])

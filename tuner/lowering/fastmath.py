@@ -1,6 +1,6 @@
-"""Elementary functions as arithmetic that vector units have: exp, log, erf, tanh, sigmoid, rsqrt, powers.
+"""Elementary functions as arithmetic that vector units have: exp, log, erf, tanh, sigmoid, rsqrt, powers, angles.
 
-TVM leaves exp, log, tanh, sigmoid and powers of float32 to a call of the C library for every element, and does not
+TVM leaves exp, log, tanh, sigmoid, angles and powers of float32 to a call of the C library for every element, and does not
 vectorise a statement with erf or rsqrt at all. Here they become multiplications, additions, comparisons with selection,
 at most one division, and shifts of the exponent's bits: no call, no branch, no table. Vectorised or unrolled, it is
 arithmetic like any other.
@@ -14,6 +14,7 @@ Errors, against float64, in ulps (the distance of float32 numbers at the result)
 without; tests/compiler/test_fastmath.py measures them on dense grids of compiled vector code:
 
     exp(x)      1.25; 0 where the result is below 2^-125.5 (x < -86.99); inf where it overflows; exp(0) = 1
+    exp2(x)     1.25; 0 where the result is below 2^-125.5; exact where x is whole
     sigmoid(x)  2.5, for x >= -86.9; below, at most 2^-125 off
     tanh(x)     7.5, absolutely 4.5e-7; -1 and 1 for |x| >= 9.013, and at most an ulp beyond them elsewhere
     erf(x)      9, absolutely 5.5e-7; -1 and 1 for |x| >= 3.921, and at most an ulp beyond them elsewhere
@@ -21,7 +22,8 @@ without; tests/compiler/test_fastmath.py measures them on dense grids of compile
     rsqrt(x)    1.5, from a square root and a division
     pow(x, c)   for c in POWERS 0.5, but 1.5 for -1/2, 2 for 3 and 3 for 4; roots of -inf are NaN, where pow gives inf
 
-NaN gives NaN; infinities give the limits. float16 goes by way of float32. sin, cos and tan are expanded later (sines.py).
+NaN gives NaN; infinities give the limits. float16 goes by way of float32. atan, atan2, asin and acos are in angles.py. sin,
+cos and tan are expanded later (sines.py).
 
 The coefficients are ours: least squares on 1200 Chebyshev nodes in float64, reweighted until the largest relative error
 is smallest (C. L. Lawson, 1961), rational functions linearised by the denominator found before (C. Sanathanan and
@@ -36,6 +38,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tuner.lowering import angles
 from tuner.lowering.bfloat16 import expand_bfloat16
 from tuner.lowering.bindings import without_vector_bindings
 from tuner.lowering.booleans import expand_booleans
@@ -47,10 +50,11 @@ from tuner.lowering.remainders import split_remainders
 from tuner.lowering.selections import select_values
 from tuner.tvm_compat import ir, tirx, tvm_ffi
 
-MATH_VERSION = 2
+MATH_VERSION = 3
 """Of the arithmetic here and in remainders.py, which all CPU code is made with."""
 
 LOG2_E = 1.44269504
+LN2 = 0.693147182464599609375
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 """ln 2 in two parts; n * LN2_HIGH is exact for the n that occur."""
 ROUND = 12582912.0
@@ -86,8 +90,8 @@ ONE_BITS = 0x3F800000
 
 Bind = Callable[[Any], Any]
 """Gives an expression a name: a variable to use more than once."""
-Formula = Callable[[Any, Bind], Any]
-"""The arithmetic of a function of a float32 variable."""
+Formula = Callable[..., Any]
+"""(variables of float32..., bind) -> the arithmetic of a function of them."""
 
 
 def expand_intrinsics(mod: Any) -> Any:
@@ -142,12 +146,13 @@ def _expanded(call: Any) -> Any:
     formula = POWERS.get(_constant(call.args[1])) if name == "tirx.pow" else FORMULAS.get(name)
     if formula is None:
         return call
+    arguments = list(call.args)[:1] if name == "tirx.pow" else list(call.args)
     if dtype == "float32":
-        return _bound(formula, call.args[0])
-    return tirx.Cast(dtype, _bound(formula, tirx.Cast("float32", call.args[0])))
+        return _bound(formula, arguments)
+    return tirx.Cast(dtype, _bound(formula, [tirx.Cast("float32", each) for each in arguments]))
 
 
-def _bound(formula: Formula, argument: Any) -> Any:
+def _bound(formula: Formula, arguments: Sequence[Any]) -> Any:
     bindings: list[tuple[Any, Any]] = []
 
     def bind(value: Any) -> Any:
@@ -155,7 +160,7 @@ def _bound(formula: Formula, argument: Any) -> Any:
         bindings.append((variable, value))
         return variable
 
-    body = formula(bind(argument), bind)
+    body = formula(*map(bind, arguments), bind)
     for variable, value in reversed(bindings):
         body = tirx.Let(variable, value, body)
     return body
@@ -187,15 +192,28 @@ def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
 
 
 def _exp(x: Any, bind: Bind) -> Any:
-    """2^n e^r with n an integer and |r| <= ln(2) / 2, computed as 2^(n - 1) * 2 e^r: so the largest n has its power.
-
-    The bits of 2^(n - 1) are n + 126 in the place of the exponent: at the lower end of the range they are the bits of 0;
-    at the upper end the product overflows.
-    """
+    """2^n e^r with n an integer and |r| <= ln(2) / 2."""
     x = _clamped(x, -87.5, 89.0, bind)
     shifted = bind(x * _real(LOG2_E) + _real(ROUND + 126))
     n = bind(shifted - _real(ROUND + 126))
     r = bind((x - n * _real(LN2_HIGH)) - n * _real(LN2_LOW))
+    return _scaled_exp(r, shifted)
+
+
+def _exp2(x: Any, bind: Bind) -> Any:
+    """2^n e^(t ln 2) with x = n + t, n an integer and |t| <= 1/2."""
+    x = _clamped(x, -126.5, 128.5, bind)
+    shifted = bind(x + _real(ROUND + 126))
+    t = x - bind(shifted - _real(ROUND + 126))
+    return _scaled_exp(bind(t * _real(LN2)), shifted)
+
+
+def _scaled_exp(r: Any, shifted: Any) -> Any:
+    """2^n e^r, computed as 2^(n - 1) * 2 e^r: so the largest n has its power.
+
+    shifted: a float32 with n + 126 in its lowest bits, which become the exponent's of 2^(n - 1): at the lower end of the
+    range they are the bits of 0; at the upper end the product overflows.
+    """
     power = tirx.reinterpret("float32", tirx.reinterpret("int32", shifted) << _integer(23))
     return _polynomial(r, (2.0, 2.0, *(2 * c for c in EXP))) * power
 
@@ -252,11 +270,16 @@ def _fourth(x: Any, bind: Bind) -> Any:
 
 FORMULAS: dict[str, Formula] = {
     "tirx.exp": _exp,
+    "tirx.exp2": _exp2,
     "tirx.log": _log,
     "tirx.sigmoid": _sigmoid,
     "tirx.tanh": _tanh,
     "tirx.erf": _erf,
     "tirx.rsqrt": _rsqrt,
+    "tirx.acos": angles.acos,
+    "tirx.asin": angles.asin,
+    "tirx.atan": angles.atan,
+    "tirx.atan2": angles.atan2,
 }
 POWERS: dict[float | None, Formula] = {
     -1.0: lambda x, _: _real(1.0) / x,
