@@ -52,3 +52,15 @@ def test_a_reshaped_result_of_the_function_is_written_as_it_is() -> None:
         return [rows, emit(relax.op.permute_dims(rows, [1, 0]))]
 
     check(graph, make, target=GPU)
+
+
+def test_the_first_elements_of_a_tensor_are_no_view_of_all() -> None:
+    """TVM says of such a slice that it is a reshape."""
+    graph = Graph()
+    x, kernel, last = graph.tensor(1, 8, 6, 6), graph.tensor(16, 8, 3, 3), graph.tensor(36, 5)
+
+    def make(emit: Emit) -> Any:
+        rows = emit(relax.op.reshape(emit(relax.op.nn.conv2d(x, kernel, padding=1)), [16, 36]))
+        return emit(relax.op.matmul(emit(relax.op.strided_slice(rows, [0], [0], [4])), last))
+
+    check(graph, make, target=GPU)

@@ -36,7 +36,7 @@ def reduce_what_is_moved(mod: Any) -> Any:
 
 
 class Chains:
-    """What is before a reduction."""
+    """What is before a call, and what it is to be fused with."""
 
     def __init__(self, mod: Any, def_use: DefUse) -> None:
         self._mod, self._def_use = mod, def_use
@@ -78,7 +78,11 @@ class Chains:
         return all(isinstance(each.value, tirx.Cast) and isinstance(each.value.value, ir.TensorLoad) for each in stores)
 
     def is_reshape(self, x: Any) -> bool:
-        return bool(relax.analysis.has_reshape_pattern(self._mod[self._def_use.values[x].args[0]]))
+        """Whether x has all elements of an operand in order. TVM takes the first elements of one for a reshape, too."""
+        call = self._def_use.values[x]
+        elements = math.prod(static_shape(x) or [0])
+        whole = any(math.prod(static_shape(each) or []) == elements for each in call.args[1].fields)
+        return whole and bool(relax.analysis.has_reshape_pattern(self._mod[call.args[0]]))
 
     def _fits(self, x: Any, elements: int) -> bool:
         """Whether x has an element for each one that is reduced, or costs nothing, is read by nothing else, and ends no

@@ -158,8 +158,6 @@ and the load, before the next one. Windows of 3 x 3 took 150 to 250 of an H200, 
 CHAIN_INSTRUCTIONS = 60
 ISSUED = 4 * WARP
 """Instructions of threads that a multiprocessor begins in a cycle."""
-VECTOR = 8
-"""Elements that a thread copies at once where as many lie together."""
 OVERLAP = 0.1
 """Of what a step does beside its slowest part, the share that does not overlap with it."""
 REGISTERS = 40
