@@ -299,3 +299,24 @@ def test_what_writes_at_no_place_gives_what_it_was_given() -> None:
         return assigned, placed, beside, *added, x.scatter(1, rows, 7.0), x.scatter_reduce(1, rows, y[:, :0], "amax")
 
     check(written, x, y)
+
+
+CORNERS = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 1e-45, -1e-20, 3e38, INF, -INF, NAN)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_angles_and_powers_of_two_are_those_of_pytorch_at_corners_too(dtype: Any) -> None:
+    corners = torch.tensor(CORNERS, dtype=dtype)
+    y, x = torch.meshgrid(corners, corners, indexing="ij")
+    check(torch.atan2, y.contiguous(), x.contiguous())
+    check(all_of(torch.atan, torch.asin, torch.acos, torch.exp2), corners)
+    check(torch.atan2, torch.tensor(-0.0, dtype=dtype), torch.tensor(-1.0, dtype=dtype))  # without dimensions
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_are_normalised_as_pytorch_does(dtype: Any) -> None:
+    """Whose norm is broadcast: rows of zeros, of small and large numbers, and one that has no number."""
+    rows = torch.randn(6, 40, dtype=torch.float32)
+    rows[1], rows[2], rows[3], rows[4, 7] = 0, rows[2] * 1e-3, rows[3] * 100, NAN
+    check(lambda x: torch.nn.functional.normalize(x, dim=-1), rows.to(dtype))
+    check(lambda x: torch.nn.functional.normalize(x, dim=0), rows.to(dtype)[None, :4])

@@ -11,6 +11,7 @@ import pytest
 from pitchpipe.wire.target import Target
 from tests.compiler.graphs import GPU, Graph, check, kernels
 from tests.compiler.programs import TARGET
+from tuner.graph.def_use import DefUse, op_name
 from tuner.graph.turn_regions import turn_regions
 from tuner.tvm_compat import relax, tvm_ffi
 
@@ -131,3 +132,30 @@ def test_a_reshape_of_a_reshape_is_a_view() -> None:
         return emit(relax.op.mean(emit(relax.op.nn.conv2d(y, patches, strides=2)), [2, 3]))
 
     assert _has_no_copies(check(graph, make, target=GPU))
+
+
+OPERATORS: dict[str, Callable[[Any], Any]] = {
+    "padding of one side": lambda x: relax.op.nn.pad(x, [1, 0, 0, 2, 0, 0], "constant", -1.5),
+    "padding by reflection": lambda x: relax.op.nn.pad(x, [0, 0, 2, 1, 0, 0], "reflect"),
+    "every other element": lambda x: relax.op.strided_slice(x, [0, 2], [1, 0], [4, 6], [2, 3]),
+    "backwards": lambda x: relax.op.strided_slice(x, [1], [4], [0], [-1]),
+    "variance": lambda x: relax.op.variance(x, [-3, 1], keepdims=True),
+    "least": lambda x: relax.op.min(x, [0], keepdims=True),
+    "logarithm of softmax": lambda x: relax.op.nn.log_softmax(x, 0),
+    "what has fewer dimensions": lambda x: relax.op.multiply(x, relax.const(np.arange(6, dtype="float32"))),
+    "a number": lambda x: relax.op.power(x, relax.const(2.0, "float32")),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_between_transposes_is_computed_as_its_operand_lies(name: str) -> None:
+    graph = Graph()
+    x = graph.tensor(6, 4, 5)
+
+    def make(emit: Emit) -> Any:
+        y = emit(OPERATORS[name](emit(relax.op.permute_dims(x, [1, 2, 0]))))
+        return emit(relax.op.exp(emit(relax.op.permute_dims(y, [2, 0, 1]))))
+
+    turned = turn_regions(graph.module(make, 1))
+    assert "relax.permute_dims" not in {op_name(call) for call in DefUse(turned["main"]).values.values()}
+    check(graph, make)
