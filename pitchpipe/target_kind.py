@@ -252,6 +252,22 @@ class TargetKind(ABC):
         """The trace of the default schedule, and of those that are tried in its place where it computes something else."""
         yield self.default_trace(workload, target)
 
+    confines_checks: ClassVar[bool] = True
+    """Whether forks that check default schedules are confined: they open no device and start no program."""
+
+    @abstractmethod
+    def prepare_checks(self, target: Target) -> bool:
+        """Whether this machine runs the target's code, so that default schedules can be checked. Then everything that the
+        forks need is imported, and no thread is started.
+        """
+
+    @abstractmethod
+    def check_defaults(self, asked: Sequence[Any], target: Target) -> bytes:
+        """In a fork: chooses a schedule for workloads without a trial (`tuner.deploy.default_check.Named`), and checks it.
+
+        An encoded `tuner.deploy.default_check.Answer` for each, one behind another.
+        """
+
     @abstractmethod
     def default_schedule(self, module: Any, target: Target) -> Any:
         """A module of one tensor function, `main`, with its default schedule."""

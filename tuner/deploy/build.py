@@ -84,7 +84,7 @@ def schedule_model(
         if trace is None:
             missing.append((variable, function, digest))
     chosen: Mapping[str, Checked] = {}
-    if defaults is not None and kind.runs_unscheduled:
+    if defaults is not None:
         first = {digest: (variable.name_hint, function) for variable, function, digest in reversed(missing)}
         asked = [
             Named(name=name, workload=Workload(digest=digest, ir=save_ir(workload_module(function))))

@@ -132,9 +132,9 @@ def reference_programs(benches: Sequence[Bench]) -> list[CpuProgram]:
     try:
         functions = {}
         for at, bench in enumerate(benches):
-            mod, _ = kind_of(bench.target).reference_program(bench.mod, bench.tvm_target)
+            mod, host = kind_of(bench.target).reference_program(bench.mod, bench.tvm_target)
             functions[f"reference_{at}"] = mod["main"].with_attr("global_symbol", f"reference_{at}")
-        target = tvm.target.Target({**bench.target.attributes(), "opt-level": 0})
+        target = tvm.target.Target({**host.export(), "opt-level": 0})
         module = compile_module(IRModule(functions), target)
         mains = [module.get_function(name, query_imports=True) for name in functions]
         return [CpuProgram(main=main, packings={}, packed={}, module=module) for main in mains]

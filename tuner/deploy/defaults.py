@@ -1,9 +1,10 @@
 """Default schedules that were checked: what a build gives the workloads that have no trial.
 
-A default schedule is the one that models of the hardware rank best (`TargetKind.default_trace`); nobody has measured it.
-So each is checked once before a build uses it, on a machine that can run it: in a fork (default_check.py), on the input sets
-and with the tolerances of every candidate (tuner/measure/check.py), against the reference program. The verdict is kept in a
-folder by workload and target. The folder stands for what else decides it: the versions of the compiler and of this code.
+A default schedule is the one that models of the hardware rank best; nobody has measured it. So each is checked once before
+a build uses it, on a machine that can run it: in a fork, on the input sets and with the tolerances of every candidate
+(tuner/measure/check.py), against the reference program. `TargetKind.check_defaults` says which schedules a kind of target
+has beside the baseline, and checks them. The verdict is kept in a folder by workload and target. The folder stands for what
+else decides it: the versions of the compiler and of this code.
 
 What fails its check, or ends the fork, runs the baseline, and the build says so by name.
 """
@@ -18,15 +19,13 @@ from tempfile import NamedTemporaryFile
 from pydantic import ValidationError
 
 from pitchpipe.processes.cores import usable_cores
-from pitchpipe.target_kind import HOST, fit, kind_of
+from pitchpipe.target_kind import kind_of
 from pitchpipe.wire.ids import json_digest
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
 from pitchpipe.wire.task import Workload
-from tuner.deploy.default_check import Answer, Checked, Named, check_defaults
+from tuner.deploy.default_check import Answer, Checked, Named
 from tuner.deploy.forks import Lost, in_forks
-from tuner.measure.ahead import import_ahead
-from tuner.tvm_compat import import_object_loader, tvm
 
 CHECK_SECS = 120.0
 """Longest check of a fork's schedules: a fifth of a second each on an idle core, except for the largest embeddings."""
@@ -47,11 +46,8 @@ def checked_defaults(
     """
     found = dict(remembered_defaults(asked, target, folder))
     unknown = [one for one in asked if one.workload.digest not in found]
-    if not unknown or not _runs_here(target):
+    if not unknown or not kind_of(target).prepare_checks(target):
         return found
-    kind_of(target).load_intrinsics()
-    import_object_loader()
-    import_ahead()
     at_once = max(1, min(MOST_AT_ONCE, len(unknown) // (TURNS * usable_cores())))
     # Neighbours in a model are alike, so they go to different forks.
     count = -(-len(unknown) // at_once)
@@ -72,8 +68,13 @@ def checked_defaults(
 def _answers(groups: Sequence[Sequence[Named]], target: Target) -> list[tuple[Named, Answer | Lost]]:
     """Of every workload, those of a group from one fork. A group whose fork was lost is taken apart."""
     told, again = list[tuple[Named, Answer | Lost]](), list[Named]()
+    kind = kind_of(target)
     lines = in_forks(
-        lambda at: check_defaults(groups[at], target), len(groups), processes=usable_cores(), limit_secs=CHECK_SECS
+        lambda at: kind.check_defaults(groups[at], target),
+        len(groups),
+        processes=usable_cores(),
+        limit_secs=CHECK_SECS,
+        confined=kind.confines_checks,
     )
     for group, line in zip(groups, lines, strict=True):
         if not isinstance(line, Lost):
@@ -106,9 +107,3 @@ def _remember(path: Path, checked: Checked) -> None:
         with NamedTemporaryFile("w", dir=path.parent, delete=False) as part:
             part.write(checked.model_dump_json())
         Path(part.name).replace(path)
-
-
-def _runs_here(target: Target) -> bool:
-    mcpu = str(tvm.target.codegen.llvm_get_system_cpu())
-    here = Target.parse({"kind": HOST, "mcpu": mcpu, "num-cores": usable_cores()})
-    return fit(here, target).fits

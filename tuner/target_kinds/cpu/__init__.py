@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pitchpipe.errors import InvalidTarget, MeasurementFailed, PitchpipeError
-from pitchpipe.target_kind import HOST, Executable, Fit, TargetKind
+from pitchpipe.target_kind import HOST, Executable, Fit, TargetKind, fit
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.roofline import Roofline
 from pitchpipe.wire.target import DeviceFingerprint, Target, Toolchain
@@ -189,6 +189,24 @@ class CpuKind(TargetKind):
         from tuner.space.default import default_traces
 
         return default_traces(workload, target)
+
+    def prepare_checks(self, target: Target) -> bool:
+        from pitchpipe.processes.cores import usable_cores
+        from tuner.measure.ahead import import_ahead
+        from tuner.tvm_compat import import_object_loader, tvm
+
+        mcpu = str(tvm.target.codegen.llvm_get_system_cpu())
+        if not fit(Target.parse({"kind": self.name, "mcpu": mcpu, "num-cores": usable_cores()}), target).fits:
+            return False
+        self.load_intrinsics()
+        import_object_loader()
+        import_ahead()
+        return True
+
+    def check_defaults(self, asked: Sequence[Any], target: Target) -> bytes:
+        from tuner.deploy.default_check import check_defaults
+
+        return check_defaults(asked, target)
 
     def default_schedule(self, module: Any, target: Target) -> Any:
         from tuner.schedule.trace import apply_trace

@@ -35,6 +35,7 @@ class CudaKind(TargetKind):
     multiplies_tf32 = True
     replays_candidates = True
     has_templates = True
+    confines_checks = False
     tunes_inside = True
 
     def fit(self, asking: Target, stored: Target) -> Fit:
@@ -177,6 +178,17 @@ class CudaKind(TargetKind):
         from tuner.target_kinds.cuda.default import default_trace
 
         return default_trace(workload, target)
+
+    def prepare_checks(self, target: Target) -> bool:
+        from tuner.deploy.gpu_default_check import prepare_checks
+
+        return prepare_checks(target)
+
+    def check_defaults(self, asked: Sequence[Any], target: Target) -> bytes:
+        """Templates, where they are faster than the default schedule, which is the baseline."""
+        from tuner.deploy.gpu_default_check import check_gpu_defaults
+
+        return check_gpu_defaults(asked, target)
 
     def default_schedule(self, module: Any, target: Target) -> Any:
         from tuner.target_kinds.cuda.default import default_schedule

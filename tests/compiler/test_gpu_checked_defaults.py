@@ -1,0 +1,128 @@
+"""Workloads that nobody tuned for a GPU run a template, once that was checked and timed beside the default schedule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pitchpipe.target_kind import kind_named, kind_of
+from pitchpipe.wire.measure import BASELINE_TRACE
+from pitchpipe.wire.task import Workload
+from tests.compiler.gpu_programs import HOPPER
+from tests.compiler.half_workloads import TEN
+from tuner.deploy import gpu_default_check
+from tuner.deploy.build import compile_scheduled, schedule_model
+from tuner.deploy.default_check import Checked, Named, reference_programs
+from tuner.deploy.defaults import checked_defaults
+from tuner.ingest import parse_container
+from tuner.ingest.torch_export import from_torch
+from tuner.measure.candidate import Bench, WrongOutput
+from tuner.measure.check import SETS
+from tuner.measure.device_compiler import DeviceCompiler
+from tuner.templates import compiler as templates
+
+torch = pytest.importorskip("torch")
+
+needs_triton = pytest.mark.skipif(not templates.available(), reason="needs Triton")
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    return TEN["128x768x3072, residual"]()
+
+
+@pytest.fixture(scope="module")
+def points(workload: Workload) -> list[str]:
+    return [point.text for point in kind_of(HOPPER).templates(workload, HOPPER)[: gpu_default_check.POINTS]]
+
+
+@needs_triton
+def test_the_default_schedule_and_the_first_points_are_compiled_and_what_is_refused_is_left_out(
+    workload: Workload, points: list[str]
+) -> None:
+    traces = [kind_of(HOPPER).default_trace(workload, HOPPER), *points, '[["no such instruction"],[]]']
+    bench, compiler = Bench(workload.ir, HOPPER, 0), DeviceCompiler(str(HOPPER.arch))
+    programs = dict(gpu_default_check._compiled(bench, traces, compiler))
+    assert list(programs) == traces[:-1]
+    assert all(program.run and program.codes for program in programs.values())
+
+
+def test_what_is_expected_is_computed_on_the_host_for_every_set_of_inputs(workload: Workload) -> None:
+    bench = Bench(workload.ir, HOPPER, 0)
+    (reference,) = reference_programs([bench])
+    assert gpu_default_check._set_reference(bench, reference)
+    assert list(bench.reference_outputs) == list(SETS)
+
+
+DEFAULT, FIRST, SECOND = "the default schedule", "first", "second"
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, secs: dict[str, float], wrong: frozenset[str] = frozenset()) -> Checked:
+    """What is chosen where programs take so long, of which some compute something else. A fake in place of a GPU."""
+
+    class Running:
+        def __init__(self, _device: Any, program: Any) -> None:
+            self.name = program
+
+        def call(self, calls: int) -> float:
+            return secs[self.name] * calls
+
+        def close(self) -> None:
+            pass
+
+    class Measuring:
+        def __init__(self, _bench: Any, running: Any) -> None:
+            self.name = running.name
+
+        def check(self, _names: Any) -> None:
+            if self.name in wrong:
+                raise WrongOutput(f"{self.name} is wrong")
+
+    monkeypatch.setattr(gpu_default_check, "DeviceProgram", Running)
+    monkeypatch.setattr(gpu_default_check, "Measuring", Measuring)
+    device: Any = SimpleNamespace(uuid="of-a-test", bench=SimpleNamespace(reference_outputs={}))
+    programs: Any = {name: name for name in secs}
+    return gpu_default_check._fastest(device, programs, [FIRST, SECOND])
+
+
+def test_the_fastest_template_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(monkeypatch, {DEFAULT: 3e-6, FIRST: 2e-6, SECOND: 1e-6}) == Checked(trace=SECOND)
+
+
+def test_templates_that_are_slower_give_way_to_the_default_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(monkeypatch, {DEFAULT: 1e-6, FIRST: 2e-6, SECOND: 3e-6}) == Checked(trace=BASELINE_TRACE)
+
+
+def test_a_template_that_computes_something_else_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    secs = {DEFAULT: 3e-6, FIRST: 1e-6, SECOND: 2e-6}
+    assert chosen(monkeypatch, secs, frozenset({FIRST})) == Checked(trace=SECOND)
+    assert chosen(monkeypatch, secs, frozenset({FIRST, SECOND})) == Checked(trace=FIRST, fault="first is wrong")
+    assert chosen(monkeypatch, secs, frozenset({DEFAULT, FIRST})) == Checked(trace=SECOND)
+
+
+@needs_triton
+def test_a_model_runs_the_templates_that_were_chosen() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)).half().eval()
+    model = parse_container(from_torch(module, (torch.randn(64, 256).half(),))[0])
+    asked: list[Named] = []
+
+    def first_points(named: list[Named], target: Any) -> dict[str, Checked]:
+        asked.extend(named)
+        offered = {one.workload.digest: kind_of(target).templates(one.workload, target) for one in named}
+        return {digest: Checked(trace=points[0].text) for digest, points in offered.items() if points}
+
+    scheduled = schedule_model(model, HOPPER, {}, defaults=first_points)  # type: ignore[arg-type]
+    assert sorted(scheduled.defaults) == sorted(scheduled.untuned) == sorted(one.workload.digest for one in asked)
+    kernels = [kernel.name for kernel in compile_scheduled(scheduled).kernels]
+    assert sum("contraction" in name for name in kernels) == 2
+
+
+@pytest.mark.skipif(kind_named("cuda").detect() is not None, reason="a GPU is here")
+def test_without_a_gpu_nothing_is_checked_and_every_workload_runs_its_default_schedule(
+    workload: Workload, tmp_path: Path
+) -> None:
+    assert checked_defaults([Named(name="product", workload=workload)], HOPPER, tmp_path) == {}
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,114 @@
+"""Inside a fork that uses the GPU: templates in place of default schedules, where they are right and faster.
+
+The default schedule of a workload on a GPU follows from rules; the first points of its templates follow from what measured
+points of other workloads taught (tuner/templates/experience.py), and are faster as a rule. So both are compiled, checked as
+candidates are, and timed in turns, among stand-ins and in the turn of this process on the GPU, as in a search.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+
+from pitchpipe.gpu.program import Program
+from pitchpipe.target_kind import fit, kind_of
+from pitchpipe.wire.measure import BASELINE_TRACE
+from pitchpipe.wire.target import Target
+from tuner.deploy.default_check import Answer, Checked, Named, reference_programs
+from tuner.measure.ahead import import_ahead
+from tuner.measure.build import CpuProgram, apply
+from tuner.measure.candidate import Bench, Measuring, WrongOutput
+from tuner.measure.check import SETS, ReferenceOutputs, mostly_finite
+from tuner.measure.device_compiler import DeviceCompiler
+from tuner.measure.gpu import HEARTBEAT_SOURCE, DeviceProgram, GpuDevice
+from tuner.measure.gpu_code import compile_program
+from tuner.measure.gpu_turn import GpuTurn
+from tuner.measure.input_sets import RANGES
+from tuner.templates import compiler as templates
+
+POINTS = 4
+"""Of a workload's templates that are compiled, in a quarter of a second each. On held-out networks the first is 1.15 times
+as slow as the best of all points, and the best of the first four 1.04 (ADR 0087)."""
+ROUNDS, CALLS = 7, 16
+"""Samples of a program, whose median counts, and calls of a sample: a few milliseconds a workload."""
+_ASK_SECS = 0.002
+
+
+def prepare_checks(target: Target) -> bool:
+    """Whether this machine has Triton for templates, and a GPU that runs the target's code. Then imports what forks need."""
+    kind = kind_of(target)
+    here = kind.detect() if templates.available() else None
+    if here is None or target.arch is None or not fit(here, target).fits:
+        return False
+    kind.load_intrinsics()
+    import_ahead()
+    templates.warm_up(target.arch)
+    return True
+
+
+def check_gpu_defaults(asked: Sequence[Named], target: Target) -> bytes:
+    """The template that each workload gets, or the baseline's trace: its default schedule. Answers one behind another.
+
+    Raises CudaError after what leaves the device unusable, and MemoryError: neither says which schedule it was.
+    """
+    assert target.arch is not None
+    compiler, kind = DeviceCompiler(target.arch), kind_of(target)
+    found = {one.name: Answer(checked=Checked(trace=BASELINE_TRACE)) for one in asked}
+    offered = [(one, [point.text for point in kind.templates(one.workload, target)[:POINTS]]) for one in asked]
+    offered = [(one, texts) for one, texts in offered if texts]
+    benches = [Bench(one.workload.ir, target, 0) for one, _ in offered]
+    heartbeat = compiler.compile(HEARTBEAT_SOURCE) if offered else b""
+    for (one, texts), bench, reference in zip(offered, benches, reference_programs(benches), strict=True):
+        programs = dict(_compiled(bench, [kind.default_trace(one.workload, target), *texts], compiler))
+        if len(programs) > 1 and _set_reference(bench, reference):
+            found[one.name] = Answer(checked=_fastest(GpuDevice(bench, heartbeat), programs, texts))
+    return b"".join(found[one.name].encode() for one in asked)
+
+
+def _compiled(bench: Bench, traces: Sequence[str], compiler: DeviceCompiler) -> Iterator[tuple[str, Program]]:
+    """(trace, program) of those that compile."""
+    for trace in traces:
+        try:
+            yield trace, compile_program(apply(bench.mod, trace), bench.tvm_target, bench.properties, compiler)
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - Triton and TVM raise whatever they met; another schedule runs
+            continue
+
+
+def _set_reference(bench: Bench, reference: CpuProgram) -> bool:
+    """Inputs, and the outputs that are expected, of every set that gives finite ones; whether there is one."""
+    for name in SETS:
+        for within in RANGES:
+            bench.fill(name, within)
+            expected, changes = bench.run_reference(reference, name)
+            if mostly_finite(expected):
+                bench.reference_outputs[name] = ReferenceOutputs(bench.properties, name, expected, changes)
+                break
+    return bool(bench.reference_outputs)
+
+
+def _fastest(device: GpuDevice, programs: dict[str, Program], texts: Sequence[str]) -> Checked:
+    """The fastest template, if it is faster than the default schedule; else the baseline's trace. Why a template is not
+    right is told where no other one is chosen."""
+    right, fault = dict[str, DeviceProgram](), None
+    with GpuTurn(device.uuid) as turn:
+        while not turn.take():
+            time.sleep(_ASK_SECS)
+        for trace, program in programs.items():
+            try:
+                running = DeviceProgram(device, program)
+                Measuring(device.bench, running).check(list(device.bench.reference_outputs))
+                right[trace] = running
+            except WrongOutput as error:
+                fault = fault or (Checked(trace=trace, fault=str(error)) if trace in texts else None)
+        samples: dict[str, list[float]] = {trace: [] for trace in right}
+        for turns in range(ROUNDS):
+            for trace in list(right)[:: 1 if turns % 2 == 0 else -1]:
+                samples[trace].append(right[trace].call(CALLS))
+    for running in right.values():
+        running.close()
+    secs = {trace: statistics.median(found) for trace, found in samples.items()}
+    best = min(secs, key=secs.__getitem__, default=BASELINE_TRACE)
+    return Checked(trace=best) if best in texts else fault or Checked(trace=BASELINE_TRACE)
