@@ -6,7 +6,37 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
+
+READY = "ready"
+"""What the process of a case says once it is set up, before it waits for a line and then times."""
+
+
+def wait_for_turn() -> None:
+    """In the process of a case of `rows_of`: says that it is set up, and waits until no other case computes."""
+    print(READY, flush=True)
+    sys.stdin.readline()
+
+
+def rows_of(script: str, cases: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The row of each case, as `row_of` gives it. All are set up side by side, then each is timed while the others wait."""
+    with ExitStack() as files:
+        children = []
+        for case in cases:
+            file = files.enter_context(tempfile.NamedTemporaryFile("w", dir=case["scratch"], suffix=".json"))
+            json.dump(case, file)
+            file.flush()
+            command = [sys.executable, script, file.name]
+            children.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        for child in children:
+            assert child.stdout is not None
+            while (line := child.stdout.readline()) and line.strip() != READY:
+                pass
+        for child in children:
+            said, _ = child.communicate("\n")
+            yield _row(child.returncode, said)
 
 
 def row_of(script: str, case: dict[str, Any], limit_secs: float | None = None) -> dict[str, Any]:
@@ -24,7 +54,11 @@ def row_of(script: str, case: dict[str, Any], limit_secs: float | None = None) -
             ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=limit_secs)
         except subprocess.TimeoutExpired:
             return {"refused": f"its process had not ended after {limit_secs:.0f} s"}
-    if ended.returncode != 0:
-        return {"refused": f"its process ended with {ended.returncode}"}
-    row: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return _row(ended.returncode, ended.stdout)
+
+
+def _row(status: int, said: str) -> dict[str, Any]:
+    if status != 0:
+        return {"refused": f"its process ended with {status}"}
+    row: dict[str, Any] = json.loads(said.splitlines()[-1])
     return row

@@ -245,6 +245,7 @@ def main() -> None:
     arguments.add_argument(
         "--compile-ahead", type=int, help="on a GPU: processes that compile the peers' programs first"
     )
+    arguments.add_argument("--jobs", type=int, default=1, help="on a GPU: cases that are set up side by side")
     arguments.add_argument("--tasks", type=int, default=10, help="on a GPU: costliest tasks to compare with PyTorch's")
     options = arguments.parse_args()
     known = models_of(options.models)

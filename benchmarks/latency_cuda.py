@@ -24,7 +24,8 @@ serves each, as in pitchpipe.torch_backend.reports().
 `--work FOLDER` keeps each row there as soon as it is measured, with its commit and date, and does not measure again what is
 there, so that a long run can be made in parts. `--compile-ahead N` first compiles the peers' programs in N processes into
 inductor's cache on disk: fewer minutes of the GPU; `setup_secs` are then those of these processes, which slow each other
-down. max-autotune is never compiled ahead, since it times what it compiles.
+down. max-autotune is never compiled ahead, since it times what it compiles. `--jobs N` sets up N cases side by side, and
+times one after another while the others wait; with budgets of seconds they would share the cores that tune.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from case_process import row_of
+from case_process import row_of, rows_of, wait_for_turn
 from cuda_contestants import (
     FACTOR,
     LEAST_ERROR,
@@ -100,15 +101,18 @@ def main(options: argparse.Namespace, names: Sequence[str]) -> None:
         with suppress(KeyboardInterrupt):  # What is measured by then is printed.
             missing = [case for case in cases if not row_file(work, case).exists()]
             ahead = compiled_ahead(missing, options.compile_ahead) if options.compile_ahead else [{}] * len(missing)
-            for case, setup in zip(missing, ahead, strict=True):
-                row = in_child(case)
-                for peer, secs in setup.items():
-                    if peer in row.get("peers", {}):
-                        row["peers"][peer]["setup_secs"] = secs
-                if "wall_secs" in row:
-                    row_file(work, case).write_text(json.dumps(row))
-                print(json.dumps({key: row.get(key) for key in SHOWN}), file=sys.stderr)
-                case["refused"] = row.get("refused")
+            for first_of in range(0, len(missing), options.jobs):
+                together = missing[first_of : first_of + options.jobs]
+                setups = ahead[first_of : first_of + options.jobs]
+                for case, setup, found in zip(together, setups, rows_of(__file__, together), strict=True):
+                    row = {**identity(case), **found}
+                    for peer, secs in setup.items():
+                        if peer in row.get("peers", {}):
+                            row["peers"][peer]["setup_secs"] = secs
+                    if "wall_secs" in row:
+                        row_file(work, case).write_text(json.dumps(row))
+                    print(json.dumps({key: row.get(key) for key in SHOWN}), file=sys.stderr)
+                    case["refused"] = row.get("refused")
         for case in cases:
             file = row_file(work, case)
             without = {**identity(case), "refused": case.get("refused") or "it was interrupted"}
@@ -143,17 +147,12 @@ def row_file(work: Path, case: dict[str, Any]) -> Path:
     return work / f"{case['model']}-{case['dtype']}-{case['batch']}.json"
 
 
-def in_child(case: dict[str, Any]) -> dict[str, Any]:
-    """The row of a case, or one with the reason for which it could not be made."""
-    return {**identity(case), **row_of(__file__, case)}
-
-
 def compiled_ahead(cases: Sequence[dict[str, Any]], processes: int) -> list[dict[str, float]]:
     """By case: the seconds in which each of torch.compile's modes but max-autotune was compiled into the cache on disk."""
 
     def one(case: dict[str, Any]) -> dict[str, float]:
         modes = [peer for peer in case["peers"] if peer not in ("eager", "max-autotune", BACKEND)]
-        row = in_child({**case, "peers": modes, "only_compile": True})
+        row = row_of(__file__, {**case, "peers": modes, "only_compile": True})
         return {peer: row[peer] for peer in modes if peer in row}
 
     with concurrent.futures.ThreadPoolExecutor(processes) as pool:
@@ -232,6 +231,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     if BACKEND in case["peers"]:
         set_up(BACKEND, partial(backend_call, torch, module, inputs, folder))
 
+    wait_for_turn()
     errors = {name: error_of(first(call()), reference) for name, call in calls.items()}
     walls, queues = take_turns(torch, calls, case["rounds"])
     kernels = {name: kernels_of(torch, call) for name, call in calls.items()}

@@ -189,3 +189,29 @@ def test_a_case_in_a_process_of_its_own_gives_its_row_or_the_reason_why_there_is
     script = tmp_path / "script.py"
     script.write_text(f"import json, sys\ncase = json.load(open(sys.argv[1]))\n{body}\n")
     assert case_process.row_of(str(script), {"n": 3, "scratch": str(tmp_path)}, limit) == expected
+
+
+def test_cases_are_set_up_side_by_side_and_timed_one_after_another(tmp_path: Path) -> None:
+    """None says that it is set up before both are there, and the second begins to time when the first has ended."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, sys, time\n"
+        "from pathlib import Path\n"
+        "case = json.load(open(sys.argv[1]))\n"
+        "folder, name = Path(case['scratch']), case['name']\n"
+        "if name == 'broken': sys.exit(3)\n"
+        "(folder / name).touch()\n"
+        "while not all((folder / other).exists() for other in ('first', 'second')): time.sleep(0.01)\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "ended = sorted(one.stem for one in folder.glob('*.ended'))\n"
+        "time.sleep(0.2)\n"
+        "(folder / f'{name}.ended').touch()\n"
+        "print(json.dumps({'name': name, 'after': ended}))\n"
+    )
+    cases = [{"name": name, "scratch": str(tmp_path)} for name in ("first", "broken", "second")]
+    assert list(case_process.rows_of(str(script), cases)) == [
+        {"name": "first", "after": []},
+        {"refused": "its process ended with 3"},
+        {"name": "second", "after": ["first"]},
+    ]
