@@ -183,6 +183,40 @@ def test_several_reductions_of_columns_are_results_of_their_own(shape: Any, axis
     check(mod, HOPPER)
 
 
+def scaled_by(reduced: Callable[[Any], Any]) -> Callable[..., list[Any]]:
+    """Long rows times what is reduced of short ones."""
+    return lambda x, y: [topi.cast(topi.multiply(reduced(topi.cast(x, F)), topi.cast(y, F)), str(y.dtype))]
+
+
+def scaled_and_reduced(axis: int) -> Callable[..., list[Any]]:
+    """The largest of short rows times the sums of long ones."""
+
+    def make(x: Any, y: Any) -> list[Any]:
+        sums = topi.sum(topi.cast(y, F), axis, keepdims=True)
+        return [topi.cast(topi.max(topi.multiply(topi.cast(x, F), sums), axis), str(x.dtype))]
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [F, H])
+@pytest.mark.parametrize(
+    ("make", "short", "long"),
+    [
+        (scaled_by(topi.nn.softmax), (49, 1), (49, 220)),
+        (scaled_by(topi.nn.softmax), (3136, 1), (3136, 48)),
+        (scaled_by(lambda x: topi.max(x, 0)), (3, 64), (300, 64)),
+        (scaled_by(lambda x: topi.sum(topi.nn.softmax(x, 0), 0)), (12, 64), (300, 64)),
+        (scaled_and_reduced(1), (64, 1), (64, 300)),
+        (scaled_and_reduced(0), (3, 64), (300, 64)),
+    ],
+)
+def test_a_reduction_of_fewer_columns_than_threads_reads_what_was_written(
+    make: Any, short: tuple[int, ...], long: tuple[int, ...], dtype: str
+) -> None:
+    check(one_function(make, (short, dtype), (long, dtype)), HOPPER)
+
+
 def depthwise(x: Any, w: Any) -> list[Any]:
     """A window of a channel at a time, summed in single precision; [batch, rows, columns, channels]."""
     n, rows, columns, channels = x.shape

@@ -16,6 +16,8 @@ block are few enough for that. Neighbouring threads take what lies side by side 
 * rows (pooling channels last, a mean over space): rows are threadIdx.x, and where these are few, the columns of each are
   divided among threadIdx.y.
 
+A reduction of fewer columns than a row has threads, such as a softmax over one, is done by each of these.
+
 The partial results of threads are stages of their own (rfactor), so that loads are vectors and loops that do not divide
 keep their guards. Loops of stages are merged, not moved: TVM 0.27's compute_at loses such guards.
 """
@@ -99,7 +101,7 @@ def schedule_chain(schedule: Any, chain: Chain, mapping: Mapping) -> None:
     for stage in chain.stages:
         stages.append(stage)
         is_stored = stage is chain.stages[-1] or _writes_result(schedule, stage)
-        if stage.reduces and is_stored and (mapping.threads == 1 or chain.side_by_side):
+        if stage.reduces and is_stored and (chain.side_by_side or _reduced_by_each(stage, mapping)):
             stored = _stored_after(schedule, stage)
             if not stored and mapping.threads > 1:
                 raise NoSchedule("several threads would sum up in one place")
@@ -118,6 +120,12 @@ def schedule_chain(schedule: Any, chain: Chain, mapping: Mapping) -> None:
     schedule.bind(rows, row if mapping.threads > 1 else "threadIdx.x")
     for nest in nests:
         _finish(schedule, nest)
+
+
+def _reduced_by_each(stage: Stage, mapping: Mapping) -> bool:
+    """Whether every thread of a row reduces all columns of a stage. Where there are fewer than threads, some would have
+    none, and TVM 0.27 leaves the partial result of such a thread unwritten, which the others read."""
+    return stage.reduces and (mapping.threads == 1 or stage.columns < mapping.threads)
 
 
 def _stored_after(schedule: Any, stage: Stage) -> list[Stage]:
@@ -259,11 +267,12 @@ def _nests(schedule: Any, stage: Stage, chain: Chain, mapping: Mapping, column_t
         if inner:
             schedule.reorder(*outer, *inner)
         return [_Nest(block=stage.block, vector=bool(inner))]
-    lanes = 1 if chain.side_by_side or (stage.reduces and mapping.threads == 1) else stage.lanes
+    alone = _reduced_by_each(stage, mapping)
+    lanes = 1 if chain.side_by_side or alone else stage.lanes
     if lanes > 1:
         column, vector = schedule.split(column, [None, lanes])
         inner = [vector]
-    if mapping.threads == 1:
+    if mapping.threads == 1 or alone:
         schedule.reorder(*outer, column, *inner)
         turns = stage.columns // lanes
         return [_Nest(block=stage.block, vector=bool(inner), turn=2, turns=turns, reduces=stage.reduces)]
