@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from pitchpipe.gpu.program import Program
+from pitchpipe.processes.cores import usable_cores
 from pitchpipe.target_kind import fit, kind_of
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
@@ -26,10 +27,14 @@ from tuner.measure.gpu_code import compile_program
 from tuner.measure.gpu_turn import GpuTurn
 from tuner.measure.input_sets import RANGES
 from tuner.templates import compiler as templates
+from tuner.workload.compulsory import least_flops
 
 POINTS = 4
 """Of a workload's templates that are compiled, in a quarter of a second each. On held-out networks the first is 1.15 times
 as slow as the best of all points, and the best of the first four 1.04 (ADR 0087)."""
+FLOPS_PER_CORE = 1e10
+"""Of the largest workload that is checked, for each core of the host: it computes the outputs that are expected in some
+seconds."""
 ROUNDS, CALLS = 7, 16
 """Samples of a program, whose median counts, and calls of a sample: a few milliseconds a workload."""
 _ASK_SECS = 0.002
@@ -55,11 +60,15 @@ def check_gpu_defaults(asked: Sequence[Named], target: Target) -> bytes:
     assert target.arch is not None
     compiler, kind = DeviceCompiler(target.arch), kind_of(target)
     found = {one.name: Answer(checked=Checked(trace=BASELINE_TRACE)) for one in asked}
-    offered = [(one, [point.text for point in kind.templates(one.workload, target)[:POINTS]]) for one in asked]
-    offered = [(one, texts) for one, texts in offered if texts]
-    benches = [Bench(one.workload.ir, target, 0) for one, _ in offered]
+    offered = list[tuple[Named, list[str], Bench]]()
+    for one in asked:
+        bench = Bench(one.workload.ir, target, 0)
+        texts = [point.text for point in kind.templates(one.workload, target)[:POINTS]]
+        if texts and least_flops(bench.mod["main"]) <= FLOPS_PER_CORE * usable_cores():
+            offered.append((one, texts, bench))
     heartbeat = compiler.compile(HEARTBEAT_SOURCE) if offered else b""
-    for (one, texts), bench, reference in zip(offered, benches, reference_programs(benches), strict=True):
+    references = reference_programs([bench for _, _, bench in offered])
+    for (one, texts, bench), reference in zip(offered, references, strict=True):
         programs = dict(_compiled(bench, [kind.default_trace(one.workload, target), *texts], compiler))
         if len(programs) > 1 and _set_reference(bench, reference):
             found[one.name] = Answer(checked=_fastest(GpuDevice(bench, heartbeat), programs, texts))
