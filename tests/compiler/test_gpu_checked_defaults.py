@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tuner.ingest import parse_container
 from tuner.ingest.torch_export import from_torch
 from tuner.measure.candidate import Bench, WrongOutput
 from tuner.measure.check import SETS
+from tuner.measure.cuda_driver import CudaError
 from tuner.measure.device_compiler import DeviceCompiler
 from tuner.templates import compiler as templates
 
@@ -60,8 +62,10 @@ def test_what_is_expected_is_computed_on_the_host_for_every_set_of_inputs(worklo
 DEFAULT, FIRST, SECOND = "the default schedule", "first", "second"
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, secs: dict[str, float], wrong: frozenset[str] = frozenset()) -> Checked:
-    """What is chosen where programs take so long, of which some compute something else. A fake in place of a GPU."""
+def chosen(
+    monkeypatch: pytest.MonkeyPatch, secs: Mapping[str, float], errors: Mapping[str, Exception] = MappingProxyType({})
+) -> Checked:
+    """What is chosen where programs take so long, and some fail their check. A fake in place of a GPU."""
 
     class Running:
         def __init__(self, _device: Any, program: Any) -> None:
@@ -78,14 +82,16 @@ def chosen(monkeypatch: pytest.MonkeyPatch, secs: dict[str, float], wrong: froze
             self.name = running.name
 
         def check(self, _names: Any) -> None:
-            if self.name in wrong:
-                raise WrongOutput(f"{self.name} is wrong")
+            if error := errors.get(self.name):
+                raise error
 
     monkeypatch.setattr(gpu_default_check, "DeviceProgram", Running)
     monkeypatch.setattr(gpu_default_check, "Measuring", Measuring)
-    device: Any = SimpleNamespace(uuid="of-a-test", bench=SimpleNamespace(reference_outputs={}))
+    monkeypatch.setattr(gpu_default_check, "GpuDevice", lambda *_: None)
+    cuda: Any = SimpleNamespace(uuid="of-a-test")
+    bench: Any = SimpleNamespace(reference_outputs={})
     programs: Any = {name: name for name in secs}
-    return gpu_default_check._fastest(device, programs, [FIRST, SECOND])
+    return gpu_default_check._fastest(cuda, bench, b"", programs, [FIRST, SECOND])
 
 
 def test_the_fastest_template_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +102,22 @@ def test_templates_that_are_slower_give_way_to_the_default_schedule(monkeypatch:
     assert chosen(monkeypatch, {DEFAULT: 1e-6, FIRST: 2e-6, SECOND: 3e-6}) == Checked(trace=BASELINE_TRACE)
 
 
-def test_a_template_that_computes_something_else_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+WRONG = WrongOutput("it is wrong")
+TOO_MUCH = CudaError("cuLaunchKernelEx", 1, "invalid argument")
+ILLEGAL = CudaError("cuEventSynchronize", 700, "an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize("error", [WRONG, TOO_MUCH])
+def test_a_template_that_fails_its_check_is_never_chosen(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     secs = {DEFAULT: 3e-6, FIRST: 1e-6, SECOND: 2e-6}
-    assert chosen(monkeypatch, secs, frozenset({FIRST})) == Checked(trace=SECOND)
-    assert chosen(monkeypatch, secs, frozenset({FIRST, SECOND})) == Checked(trace=FIRST, fault="first is wrong")
-    assert chosen(monkeypatch, secs, frozenset({DEFAULT, FIRST})) == Checked(trace=SECOND)
+    assert chosen(monkeypatch, secs, {FIRST: error}) == Checked(trace=SECOND)
+    assert chosen(monkeypatch, secs, {FIRST: error, SECOND: WRONG}) == Checked(trace=FIRST, fault=str(error))
+    assert chosen(monkeypatch, secs, {DEFAULT: error, FIRST: error}) == Checked(trace=SECOND)
+
+
+def test_what_leaves_the_device_unusable_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CudaError):
+        chosen(monkeypatch, {DEFAULT: 3e-6, FIRST: 1e-6}, {FIRST: ILLEGAL})
 
 
 @needs_triton

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pitchpipe.gpu.program import Program
 from pitchpipe.processes.cores import usable_cores
@@ -21,6 +21,7 @@ from tuner.measure.ahead import import_ahead
 from tuner.measure.build import CpuProgram, apply
 from tuner.measure.candidate import Bench, Measuring, WrongOutput
 from tuner.measure.check import SETS, ReferenceOutputs, mostly_finite
+from tuner.measure.cuda_driver import Cuda, CudaError
 from tuner.measure.device_compiler import DeviceCompiler
 from tuner.measure.gpu import HEARTBEAT_SOURCE, DeviceProgram, GpuDevice
 from tuner.measure.gpu_code import compile_program
@@ -38,6 +39,7 @@ seconds."""
 ROUNDS, CALLS = 7, 16
 """Samples of a program, whose median counts, and calls of a sample: a few milliseconds a workload."""
 _ASK_SECS = 0.002
+_OUT_OF_MEMORY = 2
 
 
 def prepare_checks(target: Target) -> bool:
@@ -55,7 +57,8 @@ def prepare_checks(target: Target) -> bool:
 def check_gpu_defaults(asked: Sequence[Named], target: Target) -> bytes:
     """The template that each workload gets, or the baseline's trace: its default schedule. Answers one behind another.
 
-    Raises CudaError after what leaves the device unusable, and MemoryError: neither says which schedule it was.
+    Raises MemoryError, and CudaError of a device that has no memory left or, where several were asked for, of one that a
+    schedule has left unusable: the others need another process.
     """
     assert target.arch is not None
     compiler, kind = DeviceCompiler(target.arch), kind_of(target)
@@ -67,11 +70,18 @@ def check_gpu_defaults(asked: Sequence[Named], target: Target) -> bytes:
         if texts and least_flops(bench.mod["main"]) <= FLOPS_PER_CORE * usable_cores():
             offered.append((one, texts, bench))
     heartbeat = compiler.compile(HEARTBEAT_SOURCE) if offered else b""
+    cuda: Cuda | None = None
     references = reference_programs([bench for _, _, bench in offered])
     for (one, texts, bench), reference in zip(offered, references, strict=True):
         programs = dict(_compiled(bench, [kind.default_trace(one.workload, target), *texts], compiler))
         if len(programs) > 1 and _set_reference(bench, reference):
-            found[one.name] = Answer(checked=_fastest(GpuDevice(bench, heartbeat), programs, texts))
+            cuda = cuda or Cuda()
+            try:
+                found[one.name] = Answer(checked=_fastest(cuda, bench, heartbeat, programs, texts))
+            except CudaError as error:
+                if not error.sticky or error.of_device or len(asked) > 1:
+                    raise
+                found[one.name] = Answer(checked=Checked(trace=texts[0], fault=str(error)))
     return b"".join(found[one.name].encode() for one in asked)
 
 
@@ -98,19 +108,24 @@ def _set_reference(bench: Bench, reference: CpuProgram) -> bool:
     return bool(bench.reference_outputs)
 
 
-def _fastest(device: GpuDevice, programs: dict[str, Program], texts: Sequence[str]) -> Checked:
+def _fastest(
+    cuda: Cuda, bench: Bench, heartbeat: bytes, programs: Mapping[str, Program], texts: Sequence[str]
+) -> Checked:
     """The fastest template, if it is faster than the default schedule; else the baseline's trace. Why a template is not
     right is told where no other one is chosen."""
     right, fault = dict[str, DeviceProgram](), None
-    with GpuTurn(device.uuid) as turn:
+    with GpuTurn(cuda.uuid) as turn:
         while not turn.take():
             time.sleep(_ASK_SECS)
+        device = GpuDevice(bench, heartbeat, cuda)
         for trace, program in programs.items():
             try:
                 running = DeviceProgram(device, program)
-                Measuring(device.bench, running).check(list(device.bench.reference_outputs))
+                Measuring(bench, running).check(list(bench.reference_outputs))
                 right[trace] = running
-            except WrongOutput as error:
+            except (WrongOutput, CudaError) as error:
+                if isinstance(error, CudaError) and (error.sticky or error.code == _OUT_OF_MEMORY):
+                    raise
                 fault = fault or (Checked(trace=trace, fault=str(error)) if trace in texts else None)
         samples: dict[str, list[float]] = {trace: [] for trace in right}
         for turns in range(ROUNDS):
