@@ -15,6 +15,10 @@ from tuner.graph.one_function import HALF, SUMS, again, call_of, cast, dtype_of
 from tuner.graph.reads import Reads
 from tuner.tvm_compat import relax, te, tirx
 
+TILE_ROWS = 16
+"""Queries from which on tensor cores compute an attention, and a block copies its operands; the kernels of fewer read them
+where they lie."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
@@ -40,7 +44,9 @@ class Attention:
 
     def __call__(self, builder: Any, current: Callable[[Any], Any]) -> Any:
         writer = _Writer(self)
-        return call_of(builder, "attention", [current(each) for each in writer.operands], writer.write)
+        rows = (static_shape(self.scores[0]) or [])[-2]
+        operands = [current(each) for each in writer.operands]
+        return call_of(builder, "attention", operands, writer.write, copies_joined=rows >= TILE_ROWS)
 
 
 class _Writer:
@@ -56,10 +62,13 @@ class _Writer:
         self.scales: dict[Any, list[Any]] = {}
         """Product -> the calls that multiply or divide its operands by numbers, which are done to its result."""
         left, right = self.calls[attention.scores[0]].args
-        scales = self.reads.add(left, scaled=True)
-        of_keys = self.keys.add(right, scaled=True)
+        types = {self.reads.narrow_type(each, scaled=True) for each in (left, right)}
+        self.narrow = len(types) == 1 and "" not in types
+        """Whether queries and keys were both cast to single precision: a product of half precision sums in it anyway."""
+        scales = self.reads.add(left, scaled=True, narrow=self.narrow)
+        of_keys = self.keys.add(right, scaled=True, narrow=self.narrow)
         if not any(one.same_as(other) for one in self.keys.operands for other in self.reads.operands):
-            self.keys, of_keys = self.reads, self.reads.add(right, scaled=True)
+            self.keys, of_keys = self.reads, self.reads.add(right, scaled=True, narrow=self.narrow)
         self.scales[attention.scores[0]] = [*scales, *of_keys]
         inside = (*attention.masks, *attention.scores, attention.read, *attention.tail)
         for variable in (*attention.masks, *attention.scores[1:], attention.read, *attention.tail):
@@ -135,8 +144,9 @@ class _Writer:
         left, right = call.args
         is_first = variable == self.attention.scores[0]
         keys = (self.keys, self.of_keys) if is_first else (self.reads, self.variables)
-        a = self._operand(left, dtype, self.reads, self.variables)
-        b = self._operand(right, dtype, *keys)
+        narrow = is_first and self.narrow
+        a = self._operand(left, dtype, self.reads, self.variables, narrow)
+        b = self._operand(right, dtype, *keys, narrow)
         out = [(static_shape(call) or [])[axis] for axis in axes]
         function = self.builder.add_func(_product(a, b, out, axes, sums), "product")
         y = self.emit(relax.call_tir(function, (a, b), relax.TensorType(out, sums)))
@@ -146,11 +156,11 @@ class _Writer:
             y = again(self.builder, scale, [y, relax.const(number.reshape(()).astype(sums), sums)])
         return y
 
-    def _operand(self, x: Any, dtype: str, reads: Reads, variables: Any) -> Any:
+    def _operand(self, x: Any, dtype: str, reads: Reads, variables: Any, narrow: bool) -> Any:
         """An operand of a product: what was computed before, or what is read."""
         if x in self.written:
             return cast(self.builder, self.written[x], dtype)
-        return reads.write(self.builder, variables, x, scaled=True)
+        return reads.write(self.builder, variables, x, scaled=True, narrow=narrow)
 
     def _behind(self, argument: Any) -> Any:
         """An argument of a step behind the second product that comes from outside."""

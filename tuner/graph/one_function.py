@@ -5,7 +5,7 @@ spells out) is written here by the pass that found it: the pass says which opera
 and joins them, and what is left over of the joining is cleaned away:
 
 * a stage that only moves elements (a permutation, a reshape, a slice, a mask that follows from the indices), or casts those
-  of an operand, is done where they are read;
+  of an operand, is done where they are read; but a stage that joins tensors stays before a product that copies them;
 * of element-wise stages one behind the other, of which nothing else reads the first ones, the last one is left.
 """
 
@@ -52,12 +52,21 @@ def dtype_of(expr: Any) -> str:
     return str(expr.ty.dtype) if isinstance(getattr(expr, "ty", None), relax.TensorType) else ""
 
 
-def call_of(builder: Any, name: str, operands: Sequence[Any], write: Callable[[Any, Sequence[Any]], Any]) -> Any:
+def call_of(
+    builder: Any,
+    name: str,
+    operands: Sequence[Any],
+    write: Callable[[Any, Sequence[Any]], Any],
+    *,
+    copies_joined: bool = False,
+) -> Any:
     """A call of one tensor function on `operands`, tensors of known shapes, none of them twice.
 
     name: of the function.
     write: (builder, variables that stand for the operands) -> the result, whose parts it has emitted. The shapes of all
         that it emits must be known.
+    copies_joined: the tensors of half precision that a product reads are copied by its schedule, so that what they are
+        joined of is a stage before it.
     """
     variables = [
         relax.Var(f"a{index}", relax.TensorType(static_shape(each), each.ty.dtype))
@@ -76,25 +85,27 @@ def call_of(builder: Any, name: str, operands: Sequence[Any], write: Callable[[A
     passes = (relax.transform.CanonicalizeBindings(), relax.transform.FuseTIR())
     module = tvm.transform.Sequential(passes)(legalise(inner.get()))
     (function,) = (each for each in module.functions.values() if isinstance(each, tirx.PrimFunc))
-    function = cleaned(function).with_attr("op_pattern", OUT_ELEMWISE_FUSABLE)
+    function = cleaned(function, copies_joined=copies_joined).with_attr("op_pattern", OUT_ELEMWISE_FUSABLE)
     return relax.call_tir(builder.add_func(function, name), tuple(operands), result.ty)
 
 
-def cleaned(function: Any) -> Any:
+def cleaned(function: Any, *, copies_joined: bool = False) -> Any:
     """The tensor function without stages that only move elements, and without chains of element-wise stages."""
     schedule = Schedule(IRModule({"main": function}), error_render_level="none")
     root = schedule.get_sblock("root", "main")
-    while any(_inlined(schedule, block) for block in schedule.get_child_blocks(root)):
+    while any(_inlined(schedule, block, copies_joined) for block in schedule.get_child_blocks(root)):
         pass
     found = schedule.mod["main"].without_attr("global_symbol")
     body = tvm_ffi.structural_map(found.body, (tvm.s_tir.SBlock, with_short_indices))
     return tirx.PrimFunc(found.params, body, found.ret_type, attrs=found.attrs)
 
 
-def _inlined(schedule: Any, block: Any) -> bool:
+def _inlined(schedule: Any, block: Any, copies_joined: bool) -> bool:
     """Whether a stage was inlined into those that read it."""
     stage, readers = schedule.get(block), schedule.get_consumers(block)
     if not readers or not _is_injective(stage):
+        return False
+    if copies_joined and _joins_halves(stage) and all(_is_copied(schedule.get(reader)) for reader in readers):
         return False
     only_reader = schedule.get(readers[0]) if len(readers) == 1 else None
     if not _moves_only(stage, schedule.mod["main"].params) and (only_reader is None or not _is_injective(only_reader)):
@@ -115,10 +126,24 @@ def _moves_only(stage: Any, operands: Sequence[Any]) -> bool:
     return isinstance(stage.body, tirx.BufferStore) and _is_element(stage.body.value, operands)
 
 
+def _joins_halves(stage: Any) -> bool:
+    """Whether a stage joins tensors of half precision."""
+    value = stage.body.value if isinstance(stage.body, tirx.BufferStore) else None
+    return value is not None and _is_joined(value) and str(value.ty.dtype) in HALF
+
+
+def _is_copied(reader: Any) -> bool:
+    """Whether a stage reads what may be copied for it: it reduces, or only moves what is then read by another."""
+    return not _is_injective(reader) or isinstance(getattr(reader.body, "value", None), ir.TensorLoad)
+
+
+def _is_joined(value: Any) -> bool:
+    """Whether a value is of one of the tensors that were joined."""
+    return isinstance(value, ir.Call) and str(getattr(value.op, "name", "")) == "prim.if_then_else"
+
+
 def _is_element(value: Any, operands: Sequence[Any]) -> bool:
-    if (
-        isinstance(value, ir.Call) and str(getattr(value.op, "name", "")) == "prim.if_then_else"
-    ):  # of tensors that were joined
+    if _is_joined(value):
         condition, *branches = value.args
         return not _loads(condition) and all(_is_element(each, operands) for each in branches)
     if isinstance(value, tirx.Cast) and isinstance(value.value, ir.TensorLoad):
