@@ -8,7 +8,8 @@ is made of the scores (scaled, masked), in half precision.
       a warp for each i: reductions over j (largest, sum of exponentials) in registers; P, into shared memory
       copy of all V into the memory that K had; warps: P V, summed over the warps along j, and what follows it, in vectors
 
-Keys beyond the last are zeros in K, in P and in V; the reductions leave them out. So no extent has to be a multiple of 16.
+What Q, K and V are joined of is read where they are copied. Keys beyond the last are zeros in K, in P and in V; the
+reductions leave them out. So no extent has to be a multiple of 16. Of fewer than 32 keys fewer than 16 queries will do.
 The scores of a block have to fit into its shared memory; attentions of more keys are three kernels (product.py).
 
 The loops of each stage are made by themselves and then merged: TVM 0.27 moves no stage into loops any more once another
@@ -23,7 +24,7 @@ from typing import Any
 
 from tuner.space.gpu.limits import MULTIPROCESSORS, Limits, NoSchedule, power_of_two
 from tuner.space.gpu.operands import normal_form
-from tuner.space.gpu.product import product_of
+from tuner.space.gpu.product import FEW_OF_BATCH, extents_of
 from tuner.space.gpu.stages import axis_loops, fused
 from tuner.space.gpu.tensor_cores import tensor_nest, tensor_type
 from tuner.space.gpu.tiles import (
@@ -52,17 +53,19 @@ STATIC_BYTES = 48 << 10
 and would put a barrier between reading a score and writing what is made of it."""
 SCORE_OPERATIONS = 16
 """Of plain cores, for each score: two exponentials, a division, scale and mask, the reductions."""
+ROW_CYCLES = 400
+"""A warp's wait for the softmax of a row of at most one key a thread: two reductions, of five shuffles each."""
 
 
 def schedule_attention(schedule: Any, limits: Limits) -> None:
     """Schedules a workload that is an attention of half precision; raises NoSchedule for any other, and for more keys than
     a block has shared memory for."""
     scores, rows, values = _stages(schedule)
-    first, second = (product_of(schedule.get(block)) for block in (scores, values))
+    first, second = (extents_of(schedule.get(block)) for block in (scores, values))
     if (first.s, first.i, first.j) != (second.s, second.i, second.k):
         raise NoSchedule("the second product does not read the scores row by row")
-    if first.j < WARP:
-        raise NoSchedule("a thread of a warp has no key with which to begin")
+    if min(first.i, first.j) == 1 or (first.i < SIDE and first.j >= WARP) or first.k < SIDE or second.j < FEW_OF_BATCH:
+        raise NoSchedule("too small for tiles")
     of_scores, of_values = best_tiles(first, second.j, limits)
     values_turned = normal_form(schedule, values, of_values.i, of_values.j, of_values.k, rows_first=True)
     keys_turned = normal_form(schedule, scores, of_scores.i, of_scores.j, of_scores.k, rows_first=True)
@@ -91,10 +94,10 @@ def schedule_attention(schedule: Any, limits: Limits) -> None:
 
 def best_tiles(scores: Product, columns: int, limits: Limits) -> tuple[Tile, Tile]:
     """The tiles of scores and of P V with `columns` columns, by an estimate of cycles: two waits for memory, the copies,
-    the softmax, the products, one after another. Raises NoSchedule where none fits."""
+    the softmax, the products, one after another, and of few keys a warp's rows. Raises NoSchedule where none fits."""
     found = []
     for rows in (16, 32, 64):
-        for warps in (4, 8):
+        for warps in (1, 2, 4, 8) if scores.j < WARP else (4, 8):
             if (tiles := _tiles(scores, columns, rows, warps)) is None:
                 continue
             tile, shared = tiles[0], _shared_bytes(*tiles)
@@ -108,7 +111,8 @@ def best_tiles(scores: Product, columns: int, limits: Limits) -> tuple[Tile, Til
             rate = min(COPY_BYTES, CACHE_BYTES / min(blocks, MULTIPROCESSORS))
             softmax = rows * tile.j * SCORE_OPERATIONS / CORES
             products = rows * tile.j * (tile.k + tiles[1].j) / TENSOR_CORES
-            found.append((turns * (2 * LATENCY + beside * (copied / rate + softmax + products)), rows, -warps, tiles))
+            waits = 2 * LATENCY + (rows // warps * ROW_CYCLES if scores.j < WARP else 0)
+            found.append((turns * (waits + beside * (copied / rate + softmax + products)), rows, -warps, tiles))
     if not found:
         raise NoSchedule("the scores of a block do not fit into its shared memory")
     return min(found, key=lambda each: each[:3])[3]
@@ -211,7 +215,7 @@ def _axis_kinds(schedule: Any, block: Any, scores: Any) -> list[str]:
 
 def _row_nests(schedule: Any, block: Any, kinds: Sequence[str], rows: int, warps: int) -> list[Any]:
     """The loops of a stage of the softmax: blocks, turns, warps, threads of a warp, turns over j. A reduction becomes two
-    stages: of each thread, and of the warp."""
+    stages, of each thread and of the warp; one where threads have one j at most, and the last may have none."""
     loops = axis_loops(schedule, block)
     if loops is None or not set(kinds) <= set("sij"):
         raise NoSchedule("a stage of the softmax has loops that are not its axes")
@@ -221,10 +225,13 @@ def _row_nests(schedule: Any, block: Any, kinds: Sequence[str], rows: int, warps
     batch, row, column = (fused(schedule, block, group) for group in groups)
     tile, turn, warp = schedule.split(row, [None, rows // warps, warps])
     around = schedule.fuse(batch, tile)
+    is_short = int(schedule.get(column).extent) < WARP
     again, thread = schedule.split(column, [None, WARP])
-    if not is_reduction(schedule, block):
+    if is_short or not is_reduction(schedule, block):
         schedule.reorder(around, turn, warp, thread, again)
         schedule.bind(thread, "threadIdx.x")
+        if is_reduction(schedule, block):
+            schedule.set_scope(block, 0, "local")
         return [block]
     schedule.reorder(around, turn, warp, again, thread)
     partial = schedule.rfactor(thread, len(schedule.get(block).writes[0].region))

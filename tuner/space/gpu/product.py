@@ -122,18 +122,24 @@ def _is_copied(schedule: Any, block: Any, products: set[str]) -> bool:
 
 def product_of(definition: Any) -> Product:
     """The extents of a product; raises NoSchedule for a block that is none, or one too small for tiles."""
+    found, kinds = extents_of(definition), kinds_of(definition)
+    few_columns = FEW if found.s == 1 else FEW_OF_BATCH
+    if found.s == 1 and _reads_windows(definition, kinds):
+        few_columns = FEW_OF_WINDOWS
+    if found.i < FEW or found.j < few_columns or found.k < PLAIN_STEP:
+        raise NoSchedule("too small for tiles")
+    return found
+
+
+def extents_of(definition: Any) -> Product:
+    """The extents of a product of any size; raises NoSchedule for a block that is none."""
     kinds = kinds_of(definition)
     extent = dict.fromkeys("sijk", 1)
     for axis in definition.iter_vars:
         if axis.var in kinds:
             extent[kinds[axis.var]] *= int(axis.dom.extent)
-    few_columns = FEW if extent["s"] == 1 else FEW_OF_BATCH
-    if extent["s"] == 1 and _reads_windows(definition, kinds):
-        few_columns = FEW_OF_WINDOWS
-    if extent["i"] < FEW or extent["j"] < few_columns or extent["k"] < PLAIN_STEP:
-        raise NoSchedule("too small for tiles")
-    *_, run = (int(axis.dom.extent) for axis in definition.iter_vars if kinds.get(axis.var) == "k")
-    return Product(**extent, run=run)
+    runs = [int(axis.dom.extent) for axis in definition.iter_vars if kinds.get(axis.var) == "k"]
+    return Product(**extent, run=runs[-1] if runs else 1)
 
 
 def _reads_windows(definition: Any, kinds: Mapping[Any, str]) -> bool:
