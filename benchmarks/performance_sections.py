@@ -169,6 +169,14 @@ SECTIONS = (
         "The others are of before, so that models with attention may be faster now than they say.",
     ),
     Section(
+        file="latency_cuda_h200_untuned",
+        title="Models that nobody tuned, on an H200",
+        script="latency_cuda",
+        table=gpu_tables.latency_cuda,
+        more="`--seconds 0 --jobs 5` and 8: what `pitchpipe.load` gives from an empty cache, with a template where one was "
+        "checked and found faster on the GPU (ADR 0125). The last five are of `benchmarks/wide.py`, two layers each.",
+    ),
+    Section(
         file="latency_cuda_h200_columns",
         title="Tiles of 96 and 192 columns, on an H200",
         script="latency_cuda",

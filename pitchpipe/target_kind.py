@@ -252,8 +252,9 @@ class TargetKind(ABC):
         """The trace of the default schedule, and of those that are tried in its place where it computes something else."""
         yield self.default_trace(workload, target)
 
-    confines_checks: ClassVar[bool] = True
-    """Whether forks that check default schedules are confined: they open no device and start no program."""
+    checks_on_device: ClassVar[bool] = False
+    """Whether forks that check default schedules open a device: then they are not confined, and few at a time, since each
+    holds some of its memory."""
 
     @abstractmethod
     def prepare_checks(self, target: Target) -> bool:

@@ -31,6 +31,8 @@ CHECK_SECS = 120.0
 """Longest check of a fork's schedules: a fifth of a second each on an idle core, except for the largest embeddings."""
 MOST_AT_ONCE = 8
 """Schedules that a fork checks, where there are so many. If it ends before it has answered, each gets a fork of its own."""
+MOST_ON_DEVICE = 8
+"""Forks at a time that hold memory of a GPU: about half a gigabyte each for a context alone."""
 TURNS = 4
 """Forks that each core has at least, where there are so many schedules: checks differ in how long they take."""
 
@@ -72,9 +74,9 @@ def _answers(groups: Sequence[Sequence[Named]], target: Target) -> list[tuple[Na
     lines = in_forks(
         lambda at: kind.check_defaults(groups[at], target),
         len(groups),
-        processes=usable_cores(),
+        processes=min(usable_cores(), MOST_ON_DEVICE) if kind.checks_on_device else usable_cores(),
         limit_secs=CHECK_SECS,
-        confined=kind.confines_checks,
+        confined=not kind.checks_on_device,
     )
     for group, line in zip(groups, lines, strict=True):
         if not isinstance(line, Lost):

@@ -35,7 +35,7 @@ class CudaKind(TargetKind):
     multiplies_tf32 = True
     replays_candidates = True
     has_templates = True
-    confines_checks = False
+    checks_on_device = True
     tunes_inside = True
 
     def fit(self, asking: Target, stored: Target) -> Fit:
