@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pitchpipe.errors import MeasurementFailed
 from pitchpipe.target_kind import kind_named, kind_of
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.task import Workload
@@ -25,6 +26,7 @@ from tuner.measure.check import SETS
 from tuner.measure.cuda_driver import CudaError
 from tuner.measure.device_compiler import DeviceCompiler
 from tuner.templates import compiler as templates
+from tuner.templates.assembler import AssemblerError
 
 torch = pytest.importorskip("torch")
 
@@ -135,6 +137,25 @@ def test_a_model_runs_the_templates_that_were_chosen() -> None:
     assert sorted(scheduled.defaults) == sorted(scheduled.untuned) == sorted(one.workload.digest for one in asked)
     kernels = [kernel.name for kernel in compile_scheduled(scheduled).kernels]
     assert sum("contraction" in name for name in kernels) == 2
+
+
+@needs_triton
+def test_where_a_gpu_is_too_old_or_triton_is_broken_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(error: Exception) -> Callable[..., Any]:
+        def refused(*_: Any) -> Any:
+            raise error
+
+        return refused
+
+    kind = kind_of(HOPPER)
+    monkeypatch.setattr(type(kind), "detect", lambda *_: HOPPER)
+    assert kind.prepare_checks(HOPPER)
+    for error in (templates.NotCompiled("no library"), AssemblerError("no assembler")):
+        with monkeypatch.context() as broken:
+            broken.setattr(templates, "warm_up", refuse(error))
+            assert not kind.prepare_checks(HOPPER)
+    monkeypatch.setattr(type(kind), "detect", refuse(MeasurementFailed("it is too old")))
+    assert not kind.prepare_checks(HOPPER)
 
 
 @pytest.mark.skipif(kind_named("cuda").detect() is not None, reason="a GPU is here")

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from pitchpipe.errors import MeasurementFailed
 from pitchpipe.gpu.program import Program
 from pitchpipe.processes.cores import usable_cores
 from pitchpipe.target_kind import fit, kind_of
@@ -28,6 +29,7 @@ from tuner.measure.gpu_code import compile_program
 from tuner.measure.gpu_turn import GpuTurn
 from tuner.measure.input_sets import RANGES
 from tuner.templates import compiler as templates
+from tuner.templates.assembler import AssemblerError
 from tuner.workload.compulsory import least_flops
 
 POINTS = 4
@@ -44,13 +46,22 @@ _OUT_OF_MEMORY = 2
 
 def prepare_checks(target: Target) -> bool:
     """Whether this machine has Triton for templates, and a GPU that runs the target's code. Then imports what forks need."""
+    if target.arch is None or not templates.available():
+        return False
     kind = kind_of(target)
-    here = kind.detect() if templates.available() else None
-    if here is None or target.arch is None or not fit(here, target).fits:
+    try:
+        here = kind.detect()
+        if here is None or not fit(here, target).fits:
+            return False
+        templates.warm_up(target.arch)
+    except (
+        MeasurementFailed,
+        templates.NotCompiled,
+        AssemblerError,
+    ):  # A GPU that is too old, or a Triton that is broken
         return False
     kind.load_intrinsics()
     import_ahead()
-    templates.warm_up(target.arch)
     return True
 
 
