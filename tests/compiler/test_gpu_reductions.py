@@ -19,7 +19,7 @@ from tuner.graph import image_norms
 from tuner.graph.prepare import call_counts, prepare
 from tuner.ingest.aten.reductions import arg_reducer
 from tuner.schedule.trace import apply_trace
-from tuner.tvm_compat import IRModule, relax, te, topi
+from tuner.tvm_compat import IRModule, relax, te, tirx, topi
 
 F, H = "float32", "float16"
 
@@ -181,6 +181,37 @@ def test_several_reductions_of_columns_are_results_of_their_own(shape: Any, axis
         lambda x: [topi.sum(topi.cast(x, F), axis), topi.max(topi.cast(x, F), axis)], (tuple(shape), dtype)
     )
     check(mod, HOPPER)
+
+
+def softmax_over(axis: int) -> Callable[..., list[Any]]:
+    return lambda x: [topi.cast(topi.nn.softmax(topi.cast(x, F), axis), str(x.dtype))]
+
+
+def normalised_over(axis: int) -> Callable[..., list[Any]]:
+    """By mean and deviation, which reduce one after the other."""
+
+    def make(x: Any) -> list[Any]:
+        wide = topi.cast(x, F)
+        less = topi.subtract(
+            wide, topi.multiply(topi.sum(wide, axis, keepdims=True), tirx.const(1 / int(x.shape[axis]), F))
+        )
+        squares = topi.sum(topi.multiply(less, less), axis, keepdims=True)
+        return [topi.cast(topi.multiply(less, topi.rsqrt(topi.add(squares, tirx.const(1e-3, F)))), str(x.dtype))]
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [F, H])
+@pytest.mark.parametrize("make", [softmax_over, normalised_over])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((120, 128), 0), ((2, 120, 128), 1), ((2, 49, 8, 4), 1), ((49, 7), 0), ((3, 200, 64), 1)]
+)
+def test_two_reductions_of_rows_that_lie_side_by_side_are_one_kernel(
+    make: Any, shape: tuple[int, ...], axis: int, dtype: str
+) -> None:
+    """Two guarded reductions in vectors of rows had no schedule but one thread an element, in three kernels of one block."""
+    assert len(check(one_function(make(axis), (shape, dtype)), HOPPER).lowered.calls) == 1
 
 
 def scaled_by(reduced: Callable[[Any], Any]) -> Callable[..., list[Any]]:

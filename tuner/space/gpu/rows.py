@@ -118,6 +118,9 @@ def schedule_chain(schedule: Any, chain: Chain, mapping: Mapping) -> None:
     blocks, rows = list(schedule.get_loops(nests[0].block))[:2]
     schedule.bind(blocks, "blockIdx.x")
     schedule.bind(rows, row if mapping.threads > 1 else "threadIdx.x")
+    for nest in nests:  # All before the first reduction is taken apart: TVM 0.27 vectorises no guarded loop beside one.
+        if nest.vector:
+            schedule.vectorize(schedule.get_loops(nest.block)[-1])
     for nest in nests:
         _finish(schedule, nest)
 
@@ -359,17 +362,14 @@ def _rows_in_order(definition: Any, rows: Sequence[Any]) -> Any | None:
 
 
 def _finish(schedule: Any, nest: _Nest) -> None:
-    """Unrolls and vectorises a nest, and initialises its reduction before the loop over turns where TVM allows it.
+    """Unrolls a nest, and initialises its reduction before the loop over turns where TVM allows it.
 
     TVM 0.27 takes a second guarded reduction below merged loops for none. It is then initialised in the first turn, whose
     guard holds for every thread.
     """
-    loops = list(schedule.get_loops(nest.block))
-    if nest.vector:
-        schedule.vectorize(loops[-1])
     if nest.turn is None:
         return
-    turn = loops[nest.turn]
+    turn = schedule.get_loops(nest.block)[nest.turn]
     if nest.turns <= MAX_UNROLL:
         schedule.unroll(turn)
     elif nest.turns % UNROLL == 0:
