@@ -22,14 +22,15 @@ def wait_for_turn() -> None:
 
 def rows_of(script: str, cases: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The row of each case, as `row_of` gives it. All are set up side by side, then each is timed while the others wait."""
-    with ExitStack() as files:
+    with ExitStack() as stack:
         children = []
         for case in cases:
-            file = files.enter_context(tempfile.NamedTemporaryFile("w", dir=case["scratch"], suffix=".json"))
+            file = stack.enter_context(tempfile.NamedTemporaryFile("w", dir=case["scratch"], suffix=".json"))
             json.dump(case, file)
             file.flush()
             command = [sys.executable, script, file.name]
             children.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            stack.callback(children[-1].kill)  # for an interrupted run; nothing happens to one that has ended
         for child in children:
             assert child.stdout is not None
             while (line := child.stdout.readline()) and line.strip() != READY:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -215,3 +217,26 @@ def test_cases_are_set_up_side_by_side_and_timed_one_after_another(tmp_path: Pat
         {"refused": "its process ended with 3"},
         {"name": "second", "after": ["first"]},
     ]
+
+
+def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, os, sys, time\n"
+        "from pathlib import Path\n"
+        "case = json.load(open(sys.argv[1]))\n"
+        "(Path(case['scratch']) / case['name']).write_text(str(os.getpid()))\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "if case['name'] == 'second': time.sleep(60)\n"
+        "print('{}')\n"
+    )
+    rows = case_process.rows_of(str(script), [{"name": name, "scratch": str(tmp_path)} for name in ("first", "second")])
+    next(rows)
+    rows.close()  # type: ignore[attr-defined]
+    second = int((tmp_path / "second").read_text())
+    for _ in range(200):
+        if not psutil.pid_exists(second) or psutil.Process(second).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the second process goes on")
