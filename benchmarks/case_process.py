@@ -29,8 +29,9 @@ def rows_of(script: str, cases: Sequence[dict[str, Any]]) -> Iterator[dict[str, 
             json.dump(case, file)
             file.flush()
             command = [sys.executable, script, file.name]
-            children.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-            stack.callback(children[-1].kill)  # for an interrupted run; nothing happens to one that has ended
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            children.append(stack.enter_context(child))
+            stack.callback(child.kill)  # for an interrupted run; nothing happens to one that has ended
         for child in children:
             assert child.stdout is not None
             while (line := child.stdout.readline()) and line.strip() != READY:
