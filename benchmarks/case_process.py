@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,7 +20,7 @@ def wait_for_turn() -> None:
     sys.stdin.readline()
 
 
-def rows_of(script: str, cases: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def rows_of(script: str, cases: Sequence[dict[str, Any]]) -> Generator[dict[str, Any], None, None]:
     """The row of each case, as `row_of` gives it. All are set up side by side, then each is timed while the others wait."""
     with ExitStack() as stack:
         children = []

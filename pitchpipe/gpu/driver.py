@@ -40,6 +40,7 @@ _STICKY = {
     720: "cooperative launch too large",
 }
 """Sticky errors: after one of these the context answers every call with the same error."""
+_OUT_OF_MEMORY = 2
 _DEVICE = {3, 4, 36, 46, 100, 101, 102, 214, 220, 226, 227, 802, 803, 804, 805, 999}
 """Errors that no kernel causes: no device, memory errors that the hardware could not correct, a broken link or driver."""
 _MAX_SHARED, _ANY_CLUSTER = 8, 14
@@ -65,6 +66,11 @@ class CudaError(Exception):
     def sticky(self) -> bool:
         """Whether the context cannot be used any more."""
         return self.code in _STICKY or self.of_device
+
+    @property
+    def spent(self) -> bool:
+        """Whether the process that met it had better end: its context cannot be used, or its memory is full."""
+        return self.sticky or self.code == _OUT_OF_MEMORY
 
     @property
     def of_device(self) -> bool:

@@ -14,10 +14,12 @@ from tests.compiler.gpu_programs import HOPPER
 from tests.compiler.graphs import GPU, Graph, kernels, run_here
 from tests.triton_interpreter import run
 from tuner.graph.prepare import call_counts, prepare, workload_module
+from tuner.ingest import parse_container
+from tuner.ingest.torch_export import from_torch
 from tuner.templates.kernels import source_of
 from tuner.templates.text import ROWS
 from tuner.templates.text import checked as chosen
-from tuner.tvm_compat import relax
+from tuner.tvm_compat import load_ir, relax
 
 op = relax.op
 Emit = Callable[[Any], Any]
@@ -160,3 +162,46 @@ def test_queries_of_single_precision_are_no_others_beside_keys_that_are_cast_to_
     assert [str(param.ty.dtype) for param in prepared[name].params[:2]] == ["float32", "float32"]
     (found,) = run_here(prepared, graph.values, [])
     close(found.astype(np.float64), reference(*graph.values), "float16")
+
+
+def module_of(name: str) -> Any:
+    """Attention of queries, keys and values as models spell it out in PyTorch."""
+    torch = pytest.importorskip("torch")
+
+    def turned(x: Any) -> Any:
+        one, other = x.chunk(2, -1)
+        return x * 0.5 + torch.cat([-other, one], -1) * 0.25
+
+    def behind_a_prefix(x: Any) -> Any:
+        return torch.cat([x[:, :, :5], turned(x[:, :, 5:])], 2)
+
+    def a_half(x: Any) -> Any:
+        return torch.cat([turned(x[..., :16]), x[..., 16:]], -1)
+
+    def cast(q: Any, k: Any, v: Any) -> Any:
+        scores = q.float() @ k.float().transpose(-1, -2) * 0.17 - torch.arange(k.shape[-2]) * 0.3
+        return scores.softmax(-1).half() @ v
+
+    def rotated(rotate: Callable[[Any], Any]) -> Callable[..., Any]:
+        return lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(rotate(q), rotate(k), v)
+
+    functions = {"cast": cast, "behind a prefix": rotated(behind_a_prefix), "a half": rotated(a_half)}
+
+    class Module(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, q: Any, k: Any, v: Any) -> Any:
+            return functions[name](q, k, v)
+
+    return Module().eval()
+
+
+@pytest.mark.parametrize("scale", [1.0, -30.0], ids=["alike", "of one key nearly"])
+@pytest.mark.parametrize(("rows", "keys"), [(24, 40), (6, 6), (6, 40)])
+@pytest.mark.parametrize("name", ["cast", "behind a prefix", "a half"])
+def test_what_is_prepared_for_a_gpu_computes_what_pytorch_does(name: str, rows: int, keys: int, scale: float) -> None:
+    """In half precision, joined or cast, with scores so large that a softmax is of one key nearly."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    module, inputs = module_of(name), tuple((torch.randn(1, 3, n, 32) * scale).half() for n in (rows, keys, keys))
+    data, _ = from_torch(module, inputs)
+    (found,) = run_here(prepare(load_ir(parse_container(data).ir), GPU), [one.numpy() for one in inputs], [])
+    close(found.astype(np.float64), module(*inputs).double().numpy(), "float16")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tuner.measure.gpu_turn import GpuTurn
+from tuner.measure.gpu_turn import GpuTurn, turn_on
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +64,22 @@ def test_a_process_that_dies_gives_back(two: tuple[GpuTurn, GpuTurn]) -> None:
         os._exit(0 if GpuTurn("a").take() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert two[0].take()
+
+
+def test_a_turn_is_waited_for_and_given_back(two: tuple[GpuTurn, GpuTurn]) -> None:
+    one, other = two
+    assert one.take()
+    asking, taken = threading.Event(), list[bool]()
+
+    def wait() -> None:
+        asking.set()
+        with turn_on("a"):
+            taken.append(other.take())
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    asking.wait()
+    one.give_back()
+    waiting.join()
+    assert taken == [False]
+    assert other.take()

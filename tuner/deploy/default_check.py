@@ -171,19 +171,26 @@ def _check(bench: Bench, scheduled: CpuProgram, reference: CpuProgram) -> None:
     One set after another, so that the inputs of one are held at a time.
     """
     results = []
+    for name, outputs in expected_outputs(bench, reference):
+        running = Running(bench, scheduled)
+        results.append(outputs.compare(running.outputs_on(name)))
+        if not running.stays_inside:
+            raise WrongOutput("it writes beside its outputs")
+        if not (judged := verdict(results)).passed:
+            raise WrongOutput.of(judged, name)
+        del bench.inputs[name]
+    if not results:
+        raise ValueError("the reference program gives no finite output")
+
+
+def expected_outputs(bench: Bench, reference: CpuProgram) -> Iterator[tuple[str, ReferenceOutputs]]:
+    """The sets of inputs that give finite outputs, and what is expected of each. Its inputs are filled from then on."""
     for name in SETS:
         for within in RANGES:
             bench.fill(name, within)
             expected, changes = bench.run_reference(reference, name)
             if mostly_finite(expected):
-                outputs = ReferenceOutputs(bench.properties, name, expected, changes)
-                running = Running(bench, scheduled)
-                results.append(outputs.compare(running.outputs_on(name)))
-                if not running.stays_inside:
-                    raise WrongOutput("it writes beside its outputs")
-                if not (judged := verdict(results)).passed:
-                    raise WrongOutput.of(judged, name)
+                yield name, ReferenceOutputs(bench.properties, name, expected, changes)
                 break
-        del bench.inputs[name]
-    if not results:
-        raise ValueError("the reference program gives no finite output")
+        else:
+            del bench.inputs[name]

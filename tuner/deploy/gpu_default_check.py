@@ -8,7 +8,6 @@ candidates are, and timed in turns, among stand-ins and in the turn of this proc
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from pitchpipe.errors import MeasurementFailed
@@ -17,17 +16,15 @@ from pitchpipe.processes.cores import usable_cores
 from pitchpipe.target_kind import fit, kind_of
 from pitchpipe.wire.measure import BASELINE_TRACE
 from pitchpipe.wire.target import Target
-from tuner.deploy.default_check import Answer, Checked, Named, reference_programs
+from tuner.deploy.default_check import Answer, Checked, Named, expected_outputs, reference_programs
 from tuner.measure.ahead import import_ahead
-from tuner.measure.build import CpuProgram, apply
+from tuner.measure.build import apply
 from tuner.measure.candidate import Bench, Measuring, WrongOutput
-from tuner.measure.check import SETS, ReferenceOutputs, mostly_finite
 from tuner.measure.cuda_driver import Cuda, CudaError
 from tuner.measure.device_compiler import DeviceCompiler
 from tuner.measure.gpu import HEARTBEAT_SOURCE, DeviceProgram, GpuDevice
 from tuner.measure.gpu_code import compile_program
-from tuner.measure.gpu_turn import GpuTurn
-from tuner.measure.input_sets import RANGES
+from tuner.measure.gpu_turn import turn_on
 from tuner.templates import compiler as templates
 from tuner.templates.assembler import AssemblerError
 from tuner.workload.compulsory import least_flops
@@ -40,8 +37,6 @@ FLOPS_PER_CORE = 1e10
 seconds."""
 ROUNDS, CALLS = 7, 16
 """Samples of a program, whose median counts, and calls of a sample: a few milliseconds a workload."""
-_ASK_SECS = 0.002
-_OUT_OF_MEMORY = 2
 
 
 def prepare_checks(target: Target) -> bool:
@@ -54,11 +49,8 @@ def prepare_checks(target: Target) -> bool:
         if here is None or not fit(here, target).fits:
             return False
         templates.warm_up(target.arch)
-    except (
-        MeasurementFailed,
-        templates.NotCompiled,
-        AssemblerError,
-    ):  # A GPU that is too old, or a Triton that is broken
+    except (MeasurementFailed, templates.NotCompiled, AssemblerError):
+        # A GPU that is too old for any target, or a Triton that is broken.
         return False
     kind.load_intrinsics()
     import_ahead()
@@ -85,7 +77,8 @@ def check_gpu_defaults(asked: Sequence[Named], target: Target) -> bytes:
     references = reference_programs([bench for _, _, bench in offered])
     for (one, texts, bench), reference in zip(offered, references, strict=True):
         programs = dict(_compiled(bench, [kind.default_trace(one.workload, target), *texts], compiler))
-        if len(programs) > 1 and _set_reference(bench, reference):
+        bench.reference_outputs = dict(expected_outputs(bench, reference))
+        if bench.reference_outputs and not programs.keys().isdisjoint(texts):
             cuda = cuda or Cuda()
             try:
                 found[one.name] = Answer(checked=_fastest(cuda, bench, heartbeat, programs, texts))
@@ -107,27 +100,13 @@ def _compiled(bench: Bench, traces: Sequence[str], compiler: DeviceCompiler) -> 
             continue
 
 
-def _set_reference(bench: Bench, reference: CpuProgram) -> bool:
-    """Inputs, and the outputs that are expected, of every set that gives finite ones; whether there is one."""
-    for name in SETS:
-        for within in RANGES:
-            bench.fill(name, within)
-            expected, changes = bench.run_reference(reference, name)
-            if mostly_finite(expected):
-                bench.reference_outputs[name] = ReferenceOutputs(bench.properties, name, expected, changes)
-                break
-    return bool(bench.reference_outputs)
-
-
 def _fastest(
     cuda: Cuda, bench: Bench, heartbeat: bytes, programs: Mapping[str, Program], texts: Sequence[str]
 ) -> Checked:
     """The fastest template, if it is faster than the default schedule; else the baseline's trace. Why a template is not
     right is told where no other one is chosen."""
     right, fault = dict[str, DeviceProgram](), None
-    with GpuTurn(cuda.uuid) as turn:
-        while not turn.take():
-            time.sleep(_ASK_SECS)
+    with turn_on(cuda.uuid):
         device = GpuDevice(bench, heartbeat, cuda)
         for trace, program in programs.items():
             try:
@@ -135,7 +114,7 @@ def _fastest(
                 Measuring(bench, running).check(list(bench.reference_outputs))
                 right[trace] = running
             except (WrongOutput, CudaError) as error:
-                if isinstance(error, CudaError) and (error.sticky or error.code == _OUT_OF_MEMORY):
+                if isinstance(error, CudaError) and error.spent:
                     raise
                 fault = fault or (Checked(trace=trace, fault=str(error)) if trace in texts else None)
         samples: dict[str, list[float]] = {trace: [] for trace in right}

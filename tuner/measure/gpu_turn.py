@@ -8,9 +8,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from tuner.measure.quiet import lock_path
+
+_ASK_SECS = 0.01
+
+
+@contextmanager
+def turn_on(uuid: str) -> Iterator[None]:
+    """The turn on one GPU, waited for: for a process that has nothing else to do meanwhile."""
+    with GpuTurn(uuid) as turn:
+        while not turn.take():
+            time.sleep(_ASK_SECS)
+        yield
 
 
 class GpuTurn:

@@ -7,8 +7,7 @@ as a worker does, searches, and has three fresh processes say whether what it ch
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,7 +17,7 @@ from pitchpipe.wire.job import ModelFormat
 from pitchpipe.wire.target import Target
 from tuner.deploy.alternatives import compile_alternatives
 from tuner.ingest import ingest
-from tuner.measure.gpu_turn import GpuTurn
+from tuner.measure.gpu_turn import turn_on
 from tuner.measure.timing import CONFIRM_PROCESSES, CONFIRM_SAMPLES_EACH
 from tuner.tuning.inside import Choice, descend, is_faster
 
@@ -28,7 +27,6 @@ SAMPLES = 12
 """Of each variant in a comparison; their interval is x_(3)..x_(10)."""
 CONFIRMING_SECS = 4.0
 """Of the fresh processes, mostly for the driver to start."""
-_ASK_SECS = 0.01
 
 
 def tune_in_graph(
@@ -57,7 +55,7 @@ def tune_in_graph(
         workload: [number for number in range(1, len(others) + 1) if (workload, number) not in built.refused]
         for workload, others in alternatives.items()
     }
-    with _turn():
+    with turn_on(driver().uuid(0)):  # Workers of this machine that share the first GPU wait meanwhile.
         variants = Variants(built.program, *specs)
         until = max(started + seconds - CONFIRMING_SECS, time.monotonic() + SEARCHED * seconds)
 
@@ -90,12 +88,3 @@ def tune_in_graph(
 
 def _told(secs: Sequence[float]) -> dict[str, Any]:
     return {"run_secs": list(secs), "processes": CONFIRM_PROCESSES}
-
-
-@contextmanager
-def _turn() -> Iterator[None]:
-    """The turn on the first GPU: workers of this machine that share it wait meanwhile."""
-    with GpuTurn(driver().uuid(0)) as turn:
-        while not turn.take():
-            time.sleep(_ASK_SECS)
-        yield

@@ -44,7 +44,6 @@ REQUEST = struct.Struct("=Qd")
 INBOX_BYTES = REQUEST.size + MAX_PROGRAM_BYTES
 _RUN_SHARE = 0.8
 """Share of the run's time limit that sampling may use; the rest is for the checks after it."""
-_OUT_OF_MEMORY = 2
 
 
 def builder_body(bench: Bench, candidate: Candidate, compiler: DeviceCompiler, slot: mmap) -> Callable[[Line], None]:
@@ -121,10 +120,9 @@ class _Runner:
         except WrongOutput as error:
             return Fault(kind=FailureKind.WRONG_OUTPUT, detail=last_line(error))
         except CudaError as error:
-            spent = error.sticky or error.code == _OUT_OF_MEMORY
             if error.of_device:
-                return Fault(kind=FailureKind.DEVICE_ERROR, detail=last_line(error), spent=spent)
-            return Fault(kind=FailureKind.RUN_ERROR, detail=last_line(error), spent=spent)
+                return Fault(kind=FailureKind.DEVICE_ERROR, detail=last_line(error), spent=error.spent)
+            return Fault(kind=FailureKind.RUN_ERROR, detail=last_line(error), spent=error.spent)
         except Exception as error:  # noqa: BLE001 - a program that makes no sense
             return Fault(kind=FailureKind.RUN_ERROR, detail=last_line(error), spent=True)
 
